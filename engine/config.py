@@ -1,0 +1,47 @@
+"""Settings of the engine: one frozen dataclass, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine runs. Sizes are in tokens (rows) unless the name says otherwise.
+
+    `draft_rows`: drafts are spent only while a step has at most this many rows; on a CPU a row
+    is nearly free up to there and costs its full price above (`docs/performance.md`).
+    `threads` 0: one per core that this process may use.
+    """
+
+    model: str = "smollm2-135m"
+    draft: str = "auto"
+    max_draft_tokens: int = 6
+    max_seqs: int = 64
+    max_step_rows: int = 256
+    draft_rows: int = 16
+    kv_cache_mib: int = 1024
+    block_size: int = 16
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 0
+    max_context: int = 0
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0 <= self.max_draft_tokens <= 64, "max_draft_tokens must be in 0..64"),
+            (1 <= self.max_seqs <= 4096, "max_seqs must be in 1..4096"),
+            (1 <= self.max_step_rows <= 65536, "max_step_rows must be in 1..65536"),
+            (self.max_step_rows >= self.max_seqs, "max_step_rows must be at least max_seqs"),
+            (self.draft_rows >= 0, "draft_rows must not be negative"),
+            (self.kv_cache_mib >= 1, "kv_cache_mib must be positive"),
+            (self.block_size == 16, "block_size must be 16"),
+            (self.dtype in ("auto", "bfloat16", "float32"), f"unknown dtype {self.dtype!r}"),
+            (self.threads >= 0, "threads must not be negative"),
+            (self.max_context >= 0, "max_context must not be negative"),
+        )
+        for ok, message in checks:
+            if not ok:
+                raise ConfigError(message)

@@ -1,0 +1,68 @@
+"""Draft sources: whoever guesses the next tokens. Guessing wrong costs time, never output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Protocol
+
+from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
+
+
+class DraftSource(Protocol):
+    """Two methods: propose, then learn how it went.
+
+    A source with KV of its own moves `Sequence.drafted`; others leave it alone. Feeding KV is
+    part of `propose` and happens for work with `draft_cap` 0 too, within the source's row budget.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name on the command line, on the wire and in metrics."""
+        ...
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        """Per work at most `draft_cap` guesses; `NO_PROPOSAL` is always fine."""
+        ...
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        """Called once per step, before commit, with everybody's proposals and the outcome."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The sequence has ended; drop what is kept for it."""
+        ...
+
+
+def allowed(work: Work, source: str) -> bool:
+    """Whether this request lets `source` draft for it."""
+    sources = work.seq.request.speculation.sources
+    return not sources or source in sources
+
+
+class Composite:
+    """Several sources in order of preference: the first that has a guess for a sequence wins."""
+
+    name = "composite"
+
+    def __init__(self, sources: Seq[DraftSource]) -> None:
+        self.sources = tuple(sources)
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        proposals = [NO_PROPOSAL] * len(plan.work)
+        for source in self.sources:
+            work = tuple(
+                w if not p.tokens and allowed(w, source.name) else replace(w, draft_cap=0)
+                for w, p in zip(plan.work, proposals, strict=True)
+            )
+            guesses = source.propose(replace(plan, work=work))
+            proposals = [p if p.tokens else g for p, g in zip(proposals, guesses, strict=True)]
+        return proposals
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        for source in self.sources:
+            source.observe(plan, proposals, verdicts)
+
+    def forget(self, request_id: str) -> None:
+        for source in self.sources:
+            source.forget(request_id)

@@ -1,0 +1,47 @@
+"""How the engine tells what it does. It knows no clock, logger, tracer or metric by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.types import SourceStats
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step in numbers. Times are monotonic seconds; `phases` are durations by verb.
+
+    `accepted_by_position[i]` counts drafts accepted at draft position i.
+    """
+
+    number: int
+    started: float
+    ended: float
+    rows: int
+    prefill_rows: int
+    drafted: int
+    accepted: int
+    emitted: int
+    sequences: int
+    waiting: tuple[int, int, int]
+    free_blocks: int
+    used_blocks: int
+    preempted: int
+    phases: tuple[tuple[str, float], ...] = ()
+    by_source: tuple[tuple[str, SourceStats], ...] = ()
+    accepted_by_position: tuple[int, ...] = ()
+    draft_errors: int = 0
+
+
+class EngineObserver(Protocol):
+    """Receives reports; must not raise (the engine guards against it all the same)."""
+
+    def step(self, report: StepReport) -> None: ...
+
+
+class NullObserver:
+    """Looks away."""
+
+    def step(self, report: StepReport) -> None:
+        return None

@@ -1,0 +1,326 @@
+"""The engine's data: plain types, standard library only.
+
+`Sequence` is the one mutable class. Everything else is frozen, and everything that crosses the
+process line (`Request`, `TokenChunk`, `Finish`, `ModelInfo`, ...) is small and picklable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+GREEDY = 0.0
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended; the names are those of the wire."""
+
+    STOP = "STOP"
+    EOS = "EOS"
+    LENGTH = "LENGTH"
+    CONTEXT = "CONTEXT"
+    CANCELLED = "CANCELLED"
+    REPLACED = "REPLACED"
+    DEADLINE = "DEADLINE"
+    TIME_BUDGET = "TIME_BUDGET"
+    STALLED = "STALLED"
+    DRAINED = "DRAINED"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn. Applied in the order temperature, top-k, top-p, min-p, one draw.
+
+    `temperature` 0 is greedy (lowest id wins ties); `top_k` 0, `top_p` 1 and `min_p` 0 keep all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When the output ends. Per token: stop id or EOS, stop string, `max_tokens`, context.
+
+    `max_tokens` 0 is a prefill-only request: the prompt is computed and nothing is generated.
+    `eos_ids` are the model's end-of-sequence ids, empty under `ignore_eos`.
+    """
+
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    eos_ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationParams:
+    """Per-request speculation. Never changes the output.
+
+    `max_draft_tokens` None: the engine's; 0: off. `sources` empty: all.
+    """
+
+    max_draft_tokens: int | None = None
+    sources: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for. Times are `time.monotonic()` seconds, comparable across processes.
+
+    `priority` is the class: 0 interactive, 1 standard, 2 batch.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    stopping: StopParams
+    sampling: SamplingParams = SamplingParams()
+    speculation: SpeculationParams = SpeculationParams()
+    tenant: str = "default"
+    priority: int = 1
+    arrived: float = 0.0
+    deadline: float | None = None
+
+    @property
+    def prefill_only(self) -> bool:
+        return self.stopping.max_tokens == 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStats:
+    """Drafts of one source: how many were verified, how many were accepted and delivered."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: SourceStats) -> SourceStats:
+        return SourceStats(self.drafted + other.drafted, self.accepted + other.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a generation: reason, exact usage, times and speculation counts.
+
+    `matched` is the stop string or stop id for STOP. `error` and `retryable` are set for ERROR.
+    Times are monotonic seconds; `scheduled` and `first_token` are None if never reached.
+    """
+
+    reason: FinishReason
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    matched: str | int | None = None
+    error: str = ""
+    retryable: bool = False
+    arrived: float = 0.0
+    scheduled: float | None = None
+    prefilled: float | None = None
+    first_token: float | None = None
+    finished: float = 0.0
+    target_steps: int = 0
+    preemptions: int = 0
+    by_source: tuple[tuple[str, SourceStats], ...] = ()
+
+    @property
+    def drafts(self) -> SourceStats:
+        return sum((s for _, s in self.by_source), SourceStats())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """What leaves the engine for one generation: `tokens` follow the first `offset` ones."""
+
+    request_id: str
+    offset: int
+    tokens: tuple[int, ...]
+    text: str
+    finish: Finish | None = None
+
+    def merge(self, later: TokenChunk) -> TokenChunk:
+        """This chunk and the one right after it, as one. Law: offsets follow each other."""
+        assert self.finish is None
+        assert later.offset == self.offset + len(self.tokens)
+        return TokenChunk(
+            self.request_id,
+            self.offset,
+            self.tokens + later.tokens,
+            self.text + later.text,
+            later.finish,
+        )
+
+
+class TextStream(Protocol):
+    """Turns output ids into text as they come, and watches for stop strings."""
+
+    def push(self, token: int) -> tuple[str, str | None]:
+        """Text that became final with `token`, and the stop string it completed, if any."""
+        ...
+
+    def flush(self) -> str:
+        """Text still held back, at the end of the output."""
+        ...
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The physical blocks of one sequence, in order. Target and draft pools share the ids."""
+
+    block_size: int
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.ids) * self.block_size
+
+    def slot(self, position: int) -> int:
+        return self.ids[position // self.block_size] * self.block_size + position % self.block_size
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A running request: one append-only token list with two cursors.
+
+    `tokens[:computed]` have valid target KV, `tokens[:drafted]` valid draft KV. Prefill, decode,
+    verification and resumption after preemption are all "feed `tokens[computed:]`". There is no
+    status: where a sequence is (waiting, running, neither) is its status.
+
+    Laws while running: 0 <= drafted <= computed < len(tokens), table.capacity >= computed.
+    """
+
+    request: Request
+    tokens: list[int]
+    table: BlockTable
+    text: TextStream
+    computed: int = 0
+    drafted: int = 0
+    finish: Finish | None = None
+    # Times and counts for `Finish`.
+    scheduled: float | None = None
+    prefilled: float | None = None
+    first_token: float | None = None
+    target_steps: int = 0
+    preemptions: int = 0
+    by_source: dict[str, SourceStats] = field(default_factory=dict)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def goal(self) -> int:
+        """How far `computed` must get before a token can be sampled (or a prefill-only ends)."""
+        return len(self.tokens) - self.request.prefill_only
+
+    @property
+    def left(self) -> int:
+        """Tokens the client may still get."""
+        return self.request.stopping.max_tokens - self.generated
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part of a step: feed `tokens[start:start+count]`, then up to `draft_cap` drafts.
+
+    `samples` iff that reaches the end of `tokens`, so that the last row yields a new token.
+    """
+
+    seq: Sequence
+    start: int
+    count: int
+    draft_cap: int = 0
+    samples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's decision. Blocks for every row, drafts included, are reserved."""
+
+    number: int
+    work: tuple[Work, ...]
+    preempted: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.work)
+
+    @property
+    def rows(self) -> int:
+        return sum(w.count for w in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Guesses for the tokens after the last one of a sequence; empty is ordinary."""
+
+    tokens: tuple[int, ...] = ()
+    source: str = ""
+
+
+NO_PROPOSAL = Proposal()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of verification: keep `accepted` drafts, then `next_token`.
+
+    (0, None) iff the work does not sample. `error` set: this sequence failed in this step.
+    """
+
+    accepted: int = 0
+    next_token: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Rows of one sequence for one forward pass of a model over paged KV.
+
+    Feeds `tokens` at absolute positions `start...`, K/V written through `blocks`. The last
+    `sample` rows each yield a token: the row of position p yields the one for position p + 1,
+    drawn with the noise of that position.
+    """
+
+    tokens: tuple[int, ...]
+    start: int
+    blocks: Seq[int]
+    sample: int
+    sampling: SamplingParams
+
+
+class Model(Protocol):
+    """A causal LM over a paged KV pool."""
+
+    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+        """One forward pass. Per feed its `sample` drawn tokens, in row order.
+
+        A token of -1 says that the row's logits were not usable (NaN). Running the same feed
+        again is harmless: it writes the same K/V to the same place.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the service needs to know about the loaded model."""
+
+    model: str
+    architecture: str
+    directory: str
+    context_limit: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    draft_sources: tuple[str, ...]
+    max_draft_tokens: int
+    block_size: int
+    num_blocks: int
+    fingerprint: str
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        return self.block_size * self.num_blocks

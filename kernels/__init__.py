@@ -1,0 +1,1 @@
+"""Kernels: tensors in, tensors out; nothing here knows of sequences or requests."""
