@@ -28,7 +28,7 @@ class EngineListener(Protocol):
     """Receives what the engine says. Called from a thread of the client; must not block."""
 
     def deliver(self, chunks: Seq[TokenChunk]) -> None:
-        """Output of one step. Per request the offsets are gapless and the last chunk has `finish`."""
+        """Output of one step. Per request: gapless offsets, and `finish` on the last chunk."""
         ...
 
     def report(self, report: StepReport) -> None:

@@ -21,6 +21,11 @@ class DraftSource(Protocol):
         """Name on the command line, on the wire and in metrics."""
         ...
 
+    @property
+    def errors(self) -> int:
+        """Failures so far that were kept from the requests (see `engine.draft_guard`)."""
+        ...
+
     def propose(self, plan: StepPlan) -> list[Proposal]:
         """Per work at most `draft_cap` guesses; `NO_PROPOSAL` is always fine."""
         ...
@@ -47,6 +52,10 @@ class Composite:
 
     def __init__(self, sources: Seq[DraftSource]) -> None:
         self.sources = tuple(sources)
+
+    @property
+    def errors(self) -> int:
+        return sum(source.errors for source in self.sources)
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
         proposals = [NO_PROPOSAL] * len(plan.work)

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from engine.types import Sequence
 
-Rank = tuple[float, ...]
+Rank = tuple[float | str, ...]
 
 
 class Policy(Protocol):
-    """Orders sequences. `rank` is total and does not change while a sequence waits."""
+    """Orders sequences. `rank` is total and does not change while a sequence is live."""
 
     def rank(self, seq: Sequence) -> Rank:
         """Smaller is served first; victims of preemption are taken from the largest."""
@@ -42,25 +42,22 @@ class ClassArrival:
     """Strict classes, first come first served inside a class. Push, discard: O(log n) compares."""
 
     def __init__(self) -> None:
-        self._order: list[tuple[Rank, str]] = []
+        self._order: list[Rank] = []
         self._seqs: dict[str, Sequence] = {}
 
     def rank(self, seq: Sequence) -> Rank:
-        return (float(seq.request.priority), seq.request.arrived)
-
-    def _entry(self, seq: Sequence) -> tuple[Rank, str]:
-        return self.rank(seq), seq.request.id
+        return (seq.request.priority, seq.request.arrived, seq.request.id)
 
     def push(self, seq: Sequence) -> None:
         self._seqs[seq.request.id] = seq
-        insort(self._order, self._entry(seq))
+        insort(self._order, self.rank(seq))
 
     def discard(self, seq: Sequence) -> None:
         if self._seqs.pop(seq.request.id, None) is not None:
-            del self._order[bisect_left(self._order, self._entry(seq))]
+            del self._order[bisect_left(self._order, self.rank(seq))]
 
     def waiting(self) -> Iterator[Sequence]:
-        return (self._seqs[request_id] for _, request_id in self._order)
+        return (self._seqs[str(rank[-1])] for rank in self._order)
 
     def __len__(self) -> int:
         return len(self._order)

@@ -224,7 +224,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's part of a step: feed `tokens[start:start+count]`, then up to `draft_cap` drafts.
+    """One sequence's part of a step: feed `tokens[start:start+count]`, then the drafts.
 
     `samples` iff that reaches the end of `tokens`, so that the last row yields a new token.
     """

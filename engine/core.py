@@ -1,0 +1,153 @@
+"""The step: plan, propose, forward, verify, commit. No branch on phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from engine.draft import DraftSource
+from engine.errors import EngineDead, InvalidRequest
+from engine.observer import EngineObserver, NullObserver
+from engine.report import StepClock, make_report
+from engine.scheduler import Scheduler
+from engine.types import (
+    Feed,
+    Finish,
+    FinishReason,
+    Model,
+    Proposal,
+    Request,
+    StepPlan,
+    TokenChunk,
+    Verdict,
+    Work,
+)
+from engine.verify import verify
+
+# So many steps in a row in which no sequence at all could be computed mean a broken device.
+MAX_FAILED_STEPS = 5
+
+
+class Engine:
+    """Advances all sequences together. Single-threaded: one caller owns it.
+
+    `clock` gives monotonic seconds. `model` is the target.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        model: Model,
+        draft: DraftSource,
+        clock: Callable[[], float],
+        observer: EngineObserver | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._model = model
+        self._draft = draft
+        self._clock = clock
+        self._observer = observer or NullObserver()
+        self._ended: list[TokenChunk] = []
+        self._failed_steps = 0
+        self.observer_errors = 0
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that can never be served ends at once with ERROR."""
+        try:
+            self.scheduler.submit(request)
+        except InvalidRequest as error:
+            now = self._clock()
+            finish = Finish(
+                FinishReason.ERROR,
+                prompt_tokens=len(request.prompt),
+                error=str(error),
+                arrived=request.arrived,
+                finished=now,
+            )
+            self._ended.append(TokenChunk(request.id, 0, (), "", finish))
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a generation and free its blocks now; unknown ids are ignored."""
+        chunk = self.scheduler.cancel(request_id, reason, self._clock())
+        if chunk is not None:
+            self._ended.append(chunk)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._ended or self.scheduler.live)
+
+    def step(self, poll: Callable[[], None] = lambda: None) -> list[TokenChunk]:
+        """Advance every runnable sequence once and return what came out.
+
+        `poll` runs between forward and commit: it applies cancellations that arrived meanwhile
+        (through `cancel`), so that no token of a cancelled generation is ever delivered.
+        """
+        clock = StepClock(self._clock)
+        self._ended += self.scheduler.expire(clock.now)
+        plan = self.scheduler.plan(clock.now)
+        clock.lap("plan")
+        chunks: list[TokenChunk] = []
+        if plan:
+            proposals = self._draft.propose(plan)
+            clock.lap("propose")
+            sampled = self._forward(plan, proposals)
+            clock.lap("forward")
+            poll()
+            verdicts = verify(proposals, sampled)
+            self._draft.observe(plan, proposals, verdicts)
+            chunks = self.scheduler.commit(plan, proposals, verdicts, clock.now)
+            clock.lap("commit")
+            self._report(clock, plan, proposals, verdicts, chunks)
+        ended, self._ended = self._ended + chunks, []
+        for chunk in ended:
+            if chunk.finish is not None:
+                self._draft.forget(chunk.request_id)
+        return ended
+
+    def _report(
+        self,
+        clock: StepClock,
+        plan: StepPlan,
+        proposals: Seq[Proposal],
+        verdicts: Seq[Verdict],
+        chunks: Seq[TokenChunk],
+    ) -> None:
+        errors = self._draft.errors
+        try:
+            self._observer.step(
+                make_report(clock, plan, proposals, verdicts, chunks, self.scheduler, errors)
+            )
+        except Exception:  # telemetry never reaches a generation
+            self.observer_errors += 1
+
+    def _forward(self, plan: StepPlan, proposals: Seq[Proposal]) -> list[tuple[int, ...] | str]:
+        """One pass for all. If it raises, each on its own, so that only the culprit fails."""
+        feeds = [_feed(w, p) for w, p in zip(plan.work, proposals, strict=True)]
+        try:
+            results: list[tuple[int, ...] | str] = list(self._model.run(feeds))
+        except Exception as error:  # isolated below
+            results = [self._alone(f) if len(feeds) > 1 else _cause(error) for f in feeds]
+        all_failed = all(isinstance(r, str) for r in results)
+        self._failed_steps = self._failed_steps + 1 if all_failed else 0
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise EngineDead(
+                f"{MAX_FAILED_STEPS} steps in a row failed, the last with {results[0]}"
+            )
+        return results
+
+    def _alone(self, feed: Feed) -> tuple[int, ...] | str:
+        try:
+            return self._model.run([feed])[0]
+        except Exception as own:  # becomes this sequence's ERROR
+            return _cause(own)
+
+
+def _feed(work: Work, proposal: Proposal) -> Feed:
+    seq = work.seq
+    tokens = tuple(seq.tokens[work.start : work.start + work.count]) + proposal.tokens
+    sample = 1 + len(proposal.tokens) if work.samples else 0
+    return Feed(tokens, work.start, seq.table.ids, sample, seq.request.sampling)
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,92 @@
+"""A small model with the target's vocabulary as the draft (Leviathan et al., Chen et al. 2023).
+
+It keeps KV of its own under the same block tables; `Sequence.drafted` says how much of it is
+valid. It never feeds its own last guess, and after a rejection simply feeds `tokens[drafted:]`,
+one or two tokens, so a full acceptance needs no special case (`algorithms.md` I4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from engine.types import NO_PROPOSAL, Feed, Model, Proposal, StepPlan, Verdict, Work
+
+
+class ModelDraft:
+    """`DraftSource` over any `Model`.
+
+    Catching up (prompt, or steps without drafting) happens when a sequence may draft, in plan
+    order, within `rows` rows a step; who is still behind gets no drafts in that step. Positions
+    from `context_limit` on are never drafted. It draws with the target's noise, so that it agrees
+    with the target as often as the two distributions allow.
+    """
+
+    name = "model"
+    errors = 0
+
+    def __init__(self, model: Model, rows: int, context_limit: int) -> None:
+        self._model = model
+        self._rows = rows
+        self._context_limit = context_limit
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        guesses: list[list[int]] = [[] for _ in plan.work]
+        drafting = self._catch_up(plan, guesses)
+        while drafting:
+            drafting = [
+                i
+                for i in drafting
+                if guesses[i][-1] >= 0 and len(guesses[i]) < self._cap(plan.work[i])
+            ]
+            feeds = [
+                _feed(w, (guess[-1],), _end(w) + len(guess) - 1, sample=1)
+                for w, guess in ((plan.work[i], guesses[i]) for i in drafting)
+            ]
+            for i, (token,) in zip(drafting, self._model.run(feeds) if feeds else (), strict=True):
+                guesses[i].append(token)
+        for guess in guesses:
+            if guess and guess[-1] < 0:
+                guess.pop()
+        return [Proposal(tuple(g), self.name) if g else NO_PROPOSAL for g in guesses]
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
+            if proposal.source == self.name and not verdict.error:
+                fed = max(len(proposal.tokens) - 1, 0)
+                work.seq.drafted = _end(work) + min(verdict.accepted, fed)
+
+    def forget(self, request_id: str) -> None:
+        return None
+
+    def _catch_up(self, plan: StepPlan, guesses: list[list[int]]) -> list[int]:
+        """Feed what the draft has not seen. Returns who is level, with a first guess each."""
+        budget, feeds, owners = self._rows, [], []
+        for i, work in enumerate(plan.work):
+            lag = _end(work) - work.seq.drafted
+            count = min(lag, budget)
+            if self._cap(work) == 0 or count == 0:
+                continue
+            budget -= count
+            start = work.seq.drafted
+            tokens = tuple(work.seq.tokens[start : start + count])
+            feeds.append(_feed(work, tokens, start, sample=int(count == lag)))
+            owners.append(i)
+        if not feeds:
+            return []
+        results = self._model.run(feeds)
+        for i, feed in zip(owners, feeds, strict=True):
+            plan.work[i].seq.drafted = feed.start + len(feed.tokens)
+        for i, sampled in zip(owners, results, strict=True):
+            guesses[i].extend(sampled)
+        return [i for i in owners if guesses[i]]
+
+    def _cap(self, work: Work) -> int:
+        return max(0, min(work.draft_cap, self._context_limit - _end(work)))
+
+
+def _end(work: Work) -> int:
+    return work.start + work.count
+
+
+def _feed(work: Work, tokens: tuple[int, ...], start: int, sample: int) -> Feed:
+    return Feed(tokens, start, work.seq.table.ids, sample, work.seq.request.sampling)

@@ -1,0 +1,261 @@
+"""Fakes for the engine: a model that answers from what it reads through the block table."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from engine.blocks import BlockPool
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.draft import Composite, DraftSource
+from engine.draft_guard import GuardedDraft
+from engine.draft_model import ModelDraft
+from engine.draft_ngram import NgramDraft
+from engine.observer import StepReport
+from engine.policy import ClassArrival, Policy
+from engine.scheduler import Scheduler
+from engine.types import (
+    NO_PROPOSAL,
+    Feed,
+    Proposal,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StepPlan,
+    StopParams,
+    TokenChunk,
+    Verdict,
+)
+
+VOCAB = 7
+EOS = 0
+BLOCK = 4
+
+NextToken = Callable[[Seq[int], SamplingParams], int]
+
+
+def hash_next(context: Seq[int], sampling: SamplingParams) -> int:
+    """The "true" next token: a hash of the whole context and, above temperature 0, the seed."""
+    h = 1469598103 if sampling.temperature == 0 else (sampling.seed * 2654435761) & 0xFFFFFFFF
+    for token in context:
+        h = ((h ^ (token + 1)) * 16777619) & 0xFFFFFFFF
+    return (h >> 7) % VOCAB
+
+
+def often_right(context: Seq[int], sampling: SamplingParams) -> int:
+    token = hash_next(context, sampling)
+    return token if (sum(context) * 31 + len(context)) % 3 else (token + 1) % VOCAB
+
+
+class HashModel:
+    """KV slots hold token ids; every answer depends on each of them, so a slip in paging,
+    rollback or order changes the output."""
+
+    def __init__(self, next_token: NextToken, num_blocks: int, block_size: int = BLOCK) -> None:
+        self._next = next_token
+        self._block_size = block_size
+        self.kv: list[int | None] = [None] * (num_blocks * block_size)
+        self.rows = 0
+        self.runs = 0
+
+    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+        self.runs += 1
+        for feed in feeds:
+            for i, token in enumerate(feed.tokens):
+                assert 0 <= token < VOCAB
+                self.kv[self._slot(feed, feed.start + i)] = token
+                self.rows += 1
+        return [self._answers(feed) for feed in feeds]
+
+    def _slot(self, feed: Feed, position: int) -> int:
+        block = feed.blocks[position // self._block_size]
+        return block * self._block_size + position % self._block_size
+
+    def _answers(self, feed: Feed) -> tuple[int, ...]:
+        end = feed.start + len(feed.tokens)
+        context: list[int] = []
+        for position in range(end):
+            token = self.kv[self._slot(feed, position)]
+            assert token is not None, "read a slot that was never written"
+            context.append(token)
+        return tuple(
+            self._next(context[:n], feed.sampling) for n in range(end - feed.sample + 1, end + 1)
+        )
+
+
+class PlainText:
+    """Text stream that writes token t as one letter."""
+
+    def push(self, token: int) -> tuple[str, str | None]:
+        return chr(ord("a") + token), None
+
+    def flush(self) -> str:
+        return ""
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class RecordingObserver:
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+
+    def step(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+
+class JunkDraft:
+    """Random guesses on random steps, among them right ones by luck."""
+
+    name = "junk"
+    errors = 0
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        return [self._one(w.draft_cap) for w in plan.work]
+
+    def _one(self, cap: int) -> Proposal:
+        n = self._rng.randint(0, cap)
+        tokens = tuple(self._rng.randrange(VOCAB) for _ in range(n))
+        return Proposal(tokens, self.name) if tokens else NO_PROPOSAL
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        return None
+
+    def forget(self, request_id: str) -> None:
+        return None
+
+
+class Rig:
+    """An engine over hash models, small enough to look into."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        draft: str = "none",
+        rng: random.Random | None = None,
+        policy: Policy | None = None,
+        context_limit: int = 10_000,
+        block_size: int = BLOCK,
+        draft_rows: int = 64,
+        max_draft_tokens: int = 4,
+        max_seqs: int = 8,
+        max_step_rows: int = 24,
+    ) -> None:
+        self.config = EngineConfig(
+            max_draft_tokens=max_draft_tokens,
+            max_seqs=max_seqs,
+            max_step_rows=max_step_rows,
+            draft_rows=draft_rows,
+        )
+        self.clock = ManualClock()
+        self.observer = RecordingObserver()
+        self.pool = BlockPool(num_blocks, block_size)
+        self.target = HashModel(hash_next, num_blocks, block_size)
+        self.draft = self._source(draft, rng or random.Random(0), context_limit)
+        self.scheduler = Scheduler(
+            self.config, self.pool, policy or ClassArrival(), lambda r: PlainText(), context_limit
+        )
+        self.engine = Engine(
+            self.scheduler,
+            self.target,
+            GuardedDraft(self.draft, VOCAB),
+            self.clock,
+            self.observer,
+        )
+        self.chunks: dict[str, list[TokenChunk]] = {}
+
+    def _source(self, kind: str, rng: random.Random, context_limit: int) -> DraftSource:
+        def model(next_token: NextToken) -> ModelDraft:
+            self.draft_model = HashModel(next_token, self.pool.num_blocks, self.pool.block_size)
+            return ModelDraft(self.draft_model, self.config.max_step_rows, context_limit)
+
+        makers: dict[str, Callable[[], list[DraftSource]]] = {
+            "none": list,
+            "ngram": lambda: [NgramDraft()],
+            "model": lambda: [model(often_right)],
+            "perfect": lambda: [model(hash_next)],
+            "junk": lambda: [JunkDraft(rng)],
+            "ngram,model": lambda: [NgramDraft(), model(often_right)],
+            "junk,perfect": lambda: [JunkDraft(rng), model(hash_next)],
+        }
+        return Composite(makers[kind]())
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Seq[int],
+        max_tokens: int,
+        *,
+        priority: int = 1,
+        sampling: SamplingParams | None = None,
+        speculation: SpeculationParams | None = None,
+        deadline: float | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        ignore_eos: bool = False,
+    ) -> None:
+        eos = frozenset() if ignore_eos else frozenset({EOS})
+        self.engine.submit(
+            Request(
+                request_id,
+                tuple(prompt),
+                StopParams(max_tokens, stop_ids, eos),
+                sampling or SamplingParams(temperature=0.0),
+                speculation or SpeculationParams(),
+                priority=priority,
+                arrived=self.clock.now,
+                deadline=deadline,
+            )
+        )
+
+    def step(self, poll: Callable[[], None] = lambda: None) -> list[TokenChunk]:
+        self.clock.now += 0.01
+        chunks = self.engine.step(poll)
+        self.scheduler.check()
+        for chunk in chunks:
+            self.chunks.setdefault(chunk.request_id, []).append(chunk)
+        return chunks
+
+    def drain(self, limit: int = 5000) -> None:
+        for _ in range(limit):
+            if not self.engine.busy:
+                return
+            self.step()
+        raise AssertionError("livelock")
+
+    def tokens(self, request_id: str) -> list[int]:
+        """Delivered tokens; checks that offsets are gapless and the end comes once and last."""
+        chunks = self.chunks.get(request_id, [])
+        out: list[int] = []
+        for chunk in chunks:
+            assert chunk.offset == len(out)
+            out.extend(chunk.tokens)
+        assert all(c.finish is None for c in chunks[:-1])
+        return out
+
+
+def reference(
+    prompt: Seq[int],
+    max_tokens: int,
+    sampling: SamplingParams | None = None,
+    stop_ids: frozenset[int] = frozenset({EOS}),
+) -> list[int]:
+    """What one sequence alone, without engine, would give."""
+    context, out = list(prompt), []
+    while len(out) < max_tokens:
+        token = hash_next(context, sampling or SamplingParams(temperature=0.0))
+        context.append(token)
+        out.append(token)
+        if token in stop_ids:
+            break
+    return out
