@@ -6,12 +6,14 @@ Two forms: `ThreadClient` runs the engine in a thread of this process (tests, em
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
 from engine.observer import StepReport
-from engine.types import FinishReason, ModelInfo, Request, TokenChunk
+from engine.types import Finish, FinishReason, ModelInfo, Request, TokenChunk
 
 
 class EngineState(StrEnum):
@@ -62,3 +64,58 @@ class EngineClient(Protocol):
     def stop(self) -> None:
         """Stop now; live requests end with DRAINED. Blocks until the engine is gone (bounded)."""
         ...
+
+
+class Ledger:
+    """Every live request and how many of its tokens were delivered. Thread-safe.
+
+    It makes the promise above good: whatever is still live when an engine ends is ended here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: dict[str, Request] = {}
+        self._tokens: dict[str, int] = {}
+
+    def open(self, request: Request) -> None:
+        with self._lock:
+            self._requests[request.id] = request
+            self._tokens[request.id] = 0
+
+    def pass_on(self, chunks: Seq[TokenChunk]) -> list[TokenChunk]:
+        """The chunks that belong to live requests; finished ones are struck off."""
+        known = []
+        with self._lock:
+            for chunk in chunks:
+                if chunk.request_id in self._requests:
+                    known.append(chunk)
+                    self._tokens[chunk.request_id] += len(chunk.tokens)
+                    if chunk.finish is not None:
+                        del self._requests[chunk.request_id], self._tokens[chunk.request_id]
+        return known
+
+    def close_all(self, finish: Finish, now: float) -> list[TokenChunk]:
+        """A terminal chunk for every live request; none is live afterwards."""
+        with self._lock:
+            chunks = [
+                TokenChunk(
+                    request.id,
+                    self._tokens[request.id],
+                    (),
+                    "",
+                    replace(
+                        finish,
+                        prompt_tokens=len(request.prompt),
+                        completion_tokens=self._tokens[request.id],
+                        arrived=request.arrived,
+                        finished=now,
+                    ),
+                )
+                for request in self._requests.values()
+            ]
+            self._requests.clear()
+            self._tokens.clear()
+        return chunks
+
+    def __len__(self) -> int:
+        return len(self._requests)

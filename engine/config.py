@@ -13,10 +13,13 @@ class EngineConfig:
 
     `draft_rows`: drafts are spent only while a step has at most this many rows; on a CPU a row
     is nearly free up to there and costs its full price above (`docs/performance.md`).
-    `threads` 0: one per core that this process may use.
+    `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
+    `model` and the models in `draft` are directories by the time the engine is built
+    (`engine.specs.resolve_models`); `model_name` is what users call it.
     """
 
     model: str = "smollm2-135m"
+    model_name: str = ""
     draft: str = "auto"
     max_draft_tokens: int = 6
     max_seqs: int = 64

@@ -26,6 +26,8 @@ from engine.verify import verify
 
 # So many steps in a row in which no sequence at all could be computed mean a broken device.
 MAX_FAILED_STEPS = 5
+# The planner always finds work for a live sequence; a defect must not become a silent spin.
+MAX_EMPTY_PLANS = 100
 
 
 class Engine:
@@ -49,6 +51,7 @@ class Engine:
         self._observer = observer or NullObserver()
         self._ended: list[TokenChunk] = []
         self._failed_steps = 0
+        self._stalled = 0
         self.observer_errors = 0
 
     def submit(self, request: Request) -> None:
@@ -86,6 +89,9 @@ class Engine:
         self._ended += self.scheduler.expire(clock.now)
         plan = self.scheduler.plan(clock.now)
         clock.lap("plan")
+        self._stalled = self._stalled + 1 if self.scheduler.live and not plan else 0
+        if self._stalled > MAX_EMPTY_PLANS:
+            raise EngineDead("sequences are live, but none could be planned")
         chunks: list[TokenChunk] = []
         if plan:
             proposals = self._draft.propose(plan)

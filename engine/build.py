@@ -1,0 +1,152 @@
+"""Puts an engine together from settings: the only module that knows all the others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from engine.blocks import BlockPool
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.draft import Composite, DraftSource
+from engine.draft_guard import GuardedDraft
+from engine.draft_model import ModelDraft
+from engine.draft_ngram import NgramDraft
+from engine.errors import ConfigError
+from engine.kv_cache import KVCache, KVShape, blocks_that_fit
+from engine.linear import pack_linears
+from engine.loader import LoadedModel, check_same_vocabulary, load
+from engine.observer import EngineObserver
+from engine.policy import ClassArrival
+from engine.runner import ATTENTION, PagedModel, register_attention
+from engine.scheduler import Scheduler
+from engine.selfcheck import check_paged, probe_tokens, stock_logits
+from engine.specs import parse_drafts
+from engine.text import Detokenizer
+from engine.types import ModelInfo, Request
+from kernels.ops import Ops, load_ops
+from kernels.reference import SAMPLER_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A ready engine and what to tell about it."""
+
+    engine: Engine
+    info: ModelInfo
+
+
+def build(
+    config: EngineConfig,
+    clock: Callable[[], float],
+    observer: EngineObserver | None = None,
+) -> Built:
+    """Load models, size and allocate the KV pools, check them, wire everything.
+
+    `config.model` and the models in `config.draft` are directories. Raises ConfigError.
+    """
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    register_attention()
+    ops = load_ops("cpu" if config.device in ("auto", "cpu") else config.device)
+    target = load(config.model, config.dtype, config.device, attn_implementation=ATTENTION)
+    specs = parse_drafts(config.draft)
+    drafts = {
+        spec.model: load(spec.model, config.dtype, config.device, attn_implementation=ATTENTION)
+        for spec in specs
+        if spec.kind == "model"
+    }
+    for directory in drafts:
+        check_same_vocabulary(config.model, directory)
+    num_blocks = _num_blocks(config, [target, *drafts.values()])
+    paged = _paged(target, config, num_blocks, ops, target.vocab_size)
+    sources: list[DraftSource] = []
+    for spec in specs:
+        source: DraftSource = NgramDraft()
+        if spec.kind == "model":
+            loaded = drafts[spec.model]
+            vocabulary = min(loaded.vocab_size, target.vocab_size)
+            model = _paged(loaded, config, num_blocks, ops, vocabulary)
+            source = ModelDraft(model, config.max_step_rows, loaded.context_limit)
+        sources.append(GuardedDraft(source, target.vocab_size))
+    info = _info(config, target, ops, tuple(s.name for s in sources), num_blocks)
+    pool = BlockPool(num_blocks, config.block_size)
+    tokenizer = Tokenizer.from_file(os.path.join(config.model, "tokenizer.json"))
+
+    def texts(request: Request) -> Detokenizer:
+        return Detokenizer(tokenizer, request.prompt, request.stopping.strings)
+
+    scheduler = Scheduler(config, pool, ClassArrival(), texts, info.context_limit)
+    return Built(Engine(scheduler, paged, Composite(sources), clock, observer), info)
+
+
+def _shape(loaded: LoadedModel) -> KVShape:
+    c = loaded.config
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    kv_heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+    return KVShape(c.num_hidden_layers, kv_heads, head_dim, loaded.model.dtype)
+
+
+def _num_blocks(config: EngineConfig, models: list[LoadedModel]) -> int:
+    shapes = [_shape(m) for m in models]
+    blocks = blocks_that_fit(shapes, config.kv_cache_mib, config.block_size)
+    if blocks < 1:
+        need = sum(s.bytes_per_token for s in shapes) * config.block_size
+        raise ConfigError(
+            f"kv_cache_mib={config.kv_cache_mib} holds no block: target and draft need "
+            f"{need} bytes for {config.block_size} tokens, {config.kv_cache_mib << 20} are allowed"
+        )
+    return blocks
+
+
+def _paged(
+    loaded: LoadedModel, config: EngineConfig, num_blocks: int, ops: Ops, vocab_size: int
+) -> PagedModel:
+    """The model over a pool of its own, checked against its stock self, linears packed."""
+    device = loaded.model.device
+    cache = KVCache.allocate(_shape(loaded), num_blocks, config.block_size, device)
+    tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
+    expected = stock_logits(loaded.model, tokens.to(device))
+    if device.type == "cpu":
+        pack_linears(loaded.model)
+    paged = PagedModel(loaded.model, cache, config.block_size, vocab_size, ops)
+    check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size)
+    return paged
+
+
+def _info(
+    config: EngineConfig, target: LoadedModel, ops: Ops, sources: tuple[str, ...], num_blocks: int
+) -> ModelInfo:
+    context = min(target.context_limit, config.max_context or target.context_limit)
+    facts = {
+        "weights": target.weights_hash,
+        "dtype": str(target.model.dtype),
+        "device": str(target.model.device),
+        "kernels": f"{ops.name}/{ops.isa}",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sampler": SAMPLER_VERSION,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return ModelInfo(
+        model=config.model_name or config.model,
+        architecture=target.architecture,
+        directory=config.model,
+        context_limit=context,
+        vocab_size=target.vocab_size,
+        eos_ids=target.eos_ids,
+        dtype=str(target.model.dtype).removeprefix("torch."),
+        device=str(target.model.device),
+        draft_sources=sources,
+        max_draft_tokens=config.max_draft_tokens,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        fingerprint=digest[:32],
+    )

@@ -1,0 +1,61 @@
+"""The engine's process: `python -m engine.child FD`, FD being one end of a socket pair.
+
+First message in: the EngineConfig. Then commands in, replies out (`engine.messages`). It ends
+when told to, when the other side is gone, or when the engine cannot go on. SIGUSR1 dumps stacks.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.host import Host, Inbox, LastReport
+from engine.messages import Failed, Ready, Stop
+
+
+def main(fd: int) -> int:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # An interrupt from the terminal reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection = Connection(fd)
+    try:
+        return _serve(connection, connection.recv())
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        return 0
+    except ConfigError as error:
+        connection.send(Failed(str(error), final=True))
+        return 2
+    except Exception as error:
+        connection.send(Failed(f"{type(error).__name__}: {error}", final=False))
+        raise
+
+
+def _serve(connection: Connection, config: EngineConfig) -> int:
+    from engine.build import build  # pulls in torch: after the signal handlers are in place
+
+    reports = LastReport()
+    built = build(config, time.monotonic, reports)
+    connection.send(Ready(built.info))
+    inbox = Inbox()
+    threading.Thread(target=_read, args=(connection, inbox), name="inbox", daemon=True).start()
+    Host(built.engine, reports, inbox, connection.send).run()
+    return 0
+
+
+def _read(connection: Connection, inbox: Inbox) -> None:
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        inbox.put(Stop())
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

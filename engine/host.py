@@ -1,0 +1,91 @@
+"""The loop around an engine: commands in, one batch per step out. Used by thread and process."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from engine.core import Engine
+from engine.messages import Cancel, Command, Stepped, Stop, Submit
+from engine.observer import StepReport
+from engine.types import FinishReason
+
+
+class Inbox:
+    """Commands for the engine's thread, in order. `put` never blocks."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._arrived = threading.Event()
+
+    def put(self, command: Command) -> None:
+        self._commands.append(command)
+        self._arrived.set()
+
+    def wait(self) -> None:
+        """Until there is a command."""
+        self._arrived.wait()
+
+    def drain(self) -> list[Command]:
+        self._arrived.clear()
+        commands = []
+        while self._commands:
+            commands.append(self._commands.popleft())
+        return commands
+
+
+class LastReport:
+    """Observer that keeps the newest report until it is taken."""
+
+    def __init__(self) -> None:
+        self._report: StepReport | None = None
+
+    def step(self, report: StepReport) -> None:
+        self._report = report
+
+    def take(self) -> StepReport | None:
+        report, self._report = self._report, None
+        return report
+
+
+class Host:
+    """Runs an engine until a Stop arrives; then every live generation ends with DRAINED.
+
+    `send` gets one `Stepped` per step. While there is nothing to do the host sleeps.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        reports: LastReport,
+        inbox: Inbox,
+        send: Callable[[Stepped], None],
+    ) -> None:
+        self._engine = engine
+        self._reports = reports
+        self._inbox = inbox
+        self._send = send
+        self._stopped = False
+
+    def run(self) -> None:
+        """Serve until stopped. What the engine raises goes to the caller."""
+        while not self._stopped:
+            if not self._engine.busy:
+                self._inbox.wait()
+            self._apply()
+            if self._engine.busy:
+                chunks = self._engine.step(self._apply)
+                self._send(Stepped(tuple(chunks), self._reports.take()))
+
+    def _apply(self) -> None:
+        for command in self._inbox.drain():
+            match command:
+                case Submit(request):
+                    self._engine.submit(request)
+                case Cancel(request_id, reason):
+                    self._engine.cancel(request_id, reason)
+                case Stop():
+                    for request_id in self._engine.scheduler.live:
+                        self._engine.cancel(request_id, FinishReason.DRAINED)
+                    self._stopped = True

@@ -1,0 +1,124 @@
+"""A stock transformers model over paged KV: `Model` for target and draft alike.
+
+Attention is registered through transformers' `AttentionInterface`; what it needs of the step
+travels as the keyword `step`, so nothing is global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from engine.errors import ModelError
+from engine.kv_cache import KVCache
+from engine.model_input import ModelInput
+from engine.types import Feed
+from kernels.ops import Ops
+
+ATTENTION = "draftwire_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What attention needs of a step."""
+
+    ops: Ops
+    cache: KVCache
+    batch: ModelInput
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    step: StepContext,
+    sliding_window: int | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """query (1, heads, T, D), key and value (1, kv_heads, T, D) -> (1, T, heads, D)."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if unused.get(name) is not None:
+            raise ModelError(f"attention with {name} is not supported")
+    layer = module.layer_idx
+    batch = step.batch
+    k_cache, v_cache = step.cache.k[layer], step.cache.v[layer]  # type: ignore[index]
+    q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
+    step.ops.write_kv(k, v, k_cache, v_cache, batch.slots)
+    out = torch.empty_like(q)
+    step.ops.paged_attention(
+        q,
+        k_cache,
+        v_cache,
+        out,
+        batch.block_tables,
+        batch.cu_query,
+        batch.context_lens,
+        scaling,
+        sliding_window or 0,
+    )
+    return out[None], None
+
+
+def register_attention() -> None:
+    """Make `attn_implementation="draftwire_paged"` known. Safe to call again."""
+    AttentionInterface.register(ATTENTION, paged_attention)
+    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+
+
+class PagedModel:
+    """`Model` over a loaded transformers causal LM.
+
+    `vocab_size` is the number of ids that may be drawn; embedding rows past it are padding.
+    """
+
+    def __init__(
+        self, model: nn.Module, cache: KVCache, block_size: int, vocab_size: int, ops: Ops
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._ops = ops
+        self._device = cache.k[0].device
+
+    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+        """See `engine.types.Model`. Feeds without tokens are answered without a pass."""
+        full = [f for f in feeds if f.tokens]
+        if not full:
+            return [() for _ in feeds]
+        with torch.inference_mode():
+            batch = ModelInput.build(full, self._block_size, self._device)
+            drawn = iter(self._draw(batch, self.logits(batch)))
+        return [tuple(next(drawn) for _ in range(f.sample)) for f in feeds]
+
+    def logits(self, batch: ModelInput) -> Tensor:
+        """(R, vocab_size) for `batch.logit_rows`; K/V of all rows are written."""
+        # With no row to sample the head still needs one; its result is dropped.
+        rows = batch.logit_rows if len(batch.logit_rows) else batch.logit_rows.new_zeros(1)
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            step=StepContext(self._ops, self._cache, batch),
+        )
+        logits: Tensor = output.logits[0, : len(batch.logit_rows), : self._vocab_size]
+        return logits
+
+    def _draw(self, batch: ModelInput, logits: Tensor) -> list[int]:
+        if not len(logits):
+            return []
+        d = batch.draws
+        ids = self._ops.sample_rows(
+            logits, d.temperature, d.top_k, d.top_p, d.min_p, d.seeds, d.positions
+        )
+        tokens: list[int] = ids.tolist()
+        return tokens

@@ -1,0 +1,60 @@
+"""Before serving: does the paged path give what the stock model gives?
+
+A model whose attention has something that the paged kernels do not know would be served wrong
+without a word; here it is refused by name instead.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.errors import ModelError
+from engine.model_input import ModelInput
+from engine.runner import ATTENTION, PagedModel
+from engine.types import Feed, SamplingParams
+
+LENGTH = 40
+SPLIT = 17
+LONGEST = 1024
+# Relative error of the logits' norm. bf16 keeps 8 bits, and errors add up over the layers.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2}
+
+
+def stock_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """(1, T) ids -> (T, V) logits by the model's own attention; to be called before packing."""
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
+    model.set_attn_implementation(ATTENTION)
+    return logits
+
+
+def probe_tokens(vocab_size: int, window: int, capacity: int) -> Tensor:
+    """(1, T) ids spread over the vocabulary; longer than the sliding window if there is one."""
+    length = min(window + SPLIT if window else LENGTH, LONGEST, capacity)
+    return (torch.arange(length) * 7919 % vocab_size)[None]
+
+
+def check_paged(
+    paged: PagedModel, name: str, tokens: Tensor, expected: Tensor, block_size: int
+) -> None:
+    """Feed the probe in two chunks through blocks in reverse order. Raises ModelError."""
+    ids = tuple(tokens[0].tolist())
+    blocks = list(range(-(-len(ids) // block_size)))[::-1]
+    got = []
+    for start, end in ((0, min(SPLIT, len(ids))), (SPLIT, len(ids))):
+        if end > start:
+            feed = Feed(ids[start:end], start, blocks, end - start, SamplingParams(0.0))
+            with torch.inference_mode():
+                got.append(paged.logits(ModelInput.build([feed], block_size, tokens.device)))
+    actual = torch.cat(got).float()
+    expected = expected[:, : actual.shape[1]].float()
+    error = ((actual - expected).norm() / expected.norm()).item()
+    tolerance = TOLERANCE[got[0].dtype]
+    if not error <= tolerance:
+        raise ModelError(
+            f"{name}: logits over paged KV differ from the stock model's "
+            f"(relative error {error:.2g}, allowed {tolerance:.0e}); not serving it"
+        )
