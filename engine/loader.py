@@ -6,7 +6,6 @@ that loading costs no copy; whoever packs them makes the only one.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
