@@ -1,0 +1,1 @@
+"""Load on a Draftwire server, from outside: it speaks only the wire."""

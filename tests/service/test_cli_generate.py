@@ -148,24 +148,30 @@ async def test_nobody_there() -> None:
 
 
 async def test_text_comes_before_the_end_and_ctrl_c_cancels() -> None:
-    async with serve(FakeServer(lambda _: Script(hold=True))) as fake:
-        async with started("x", "--target", fake.target) as process, asyncio.timeout(30):
-            assert process.stdout is not None
-            shown = await process.stdout.readexactly(len(DEFAULT_TEXT.encode()))
-            assert shown.decode() == DEFAULT_TEXT
-            process.send_signal(signal.SIGINT)
-            out, err = await process.communicate()
+    async with (
+        asyncio.timeout(30),
+        serve(FakeServer(lambda _: Script(hold=True))) as fake,
+        started("x", "--target", fake.target) as process,
+    ):
+        assert process.stdout is not None
+        shown = await process.stdout.readexactly(len(DEFAULT_TEXT.encode()))
+        assert shown.decode() == DEFAULT_TEXT
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
     assert (process.returncode, out, err) == (130, b"", b"")
     assert fake.live == 0
     assert not fake.dropped.is_set()  # cancelled by the op, and the stream ended in order
 
 
 async def test_ctrl_c_with_json_prints_what_came() -> None:
-    async with serve(FakeServer(lambda _: Script(hold=True))) as fake:
-        async with started("x", "--target", fake.target, "--json") as process, asyncio.timeout(30):
-            await fake.holding.acquire()
-            process.send_signal(signal.SIGINT)
-            out, _ = await process.communicate()
+    async with (
+        asyncio.timeout(30),
+        serve(FakeServer(lambda _: Script(hold=True))) as fake,
+        started("x", "--target", fake.target, "--json") as process,
+    ):
+        await fake.holding.acquire()
+        process.send_signal(signal.SIGINT)
+        out, _ = await process.communicate()
     assert process.returncode == 130
     result = json.loads(out)
     assert (result["text"], result["finish_reason"]) == (DEFAULT_TEXT, "CANCELLED")
@@ -175,15 +181,18 @@ async def test_ctrl_c_with_json_prints_what_came() -> None:
 async def test_a_closed_pipe_hangs_up() -> None:
     """`generate | head -c 1` does not leave the generation running on the server."""
     endless = Script(deltas=(("x" * 4096, (1,)),) * 2000, hold=True)
-    async with serve(FakeServer(lambda _: endless)) as fake, asyncio.timeout(30):
-        async with started("x", "--target", fake.target) as process:
-            assert process.stdout is not None
-            await process.stdout.readexactly(1)
-            process.stdout._transport.close()  # type: ignore[attr-defined]
-            await fake.dropped.wait()
-            assert await process.wait() != 0
-            assert process.stderr is not None
-            assert b"Traceback" not in await process.stderr.read()
+    async with (
+        asyncio.timeout(30),
+        serve(FakeServer(lambda _: endless)) as fake,
+        started("x", "--target", fake.target) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        await process.stdout.readexactly(1)
+        process.stdout._transport.close()  # type: ignore[attr-defined]
+        await fake.dropped.wait()
+        assert await process.wait() != 0
+        assert b"Traceback" not in await process.stderr.read()
 
 
 async def test_wait_waits_until_it_is_serving() -> None:

@@ -1,0 +1,96 @@
+"""One generation over a `Session` stream, as a client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2
+
+from service.pb import draftwire_pb2 as pb
+from service.pb import draftwire_pb2_grpc as pb_grpc
+
+GENERATION_ID = "cli"
+CANCEL_GRACE_S = 2.0
+
+
+class Rejected(Exception):
+    """The server refused the generation."""
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a generation. `finished` is None if the stream ended before it did."""
+
+    parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    accepted: pb.Accepted | None = None
+    finished: pb.Finished | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+async def run(
+    channel: grpc.aio.Channel,
+    params: pb.GenerationParams,
+    on_text: Callable[[str], None],
+    interrupt: asyncio.Event,
+) -> Result:
+    """Run one generation to its end. Raises Rejected or AioRpcError.
+
+    When `interrupt` is set the generation is cancelled and its end awaited, within bounds.
+    """
+    call = pb_grpc.GenerationServiceStub(channel).Session()
+    result = Result()
+    sent = asyncio.Event()
+    canceller = asyncio.create_task(_cancel_when(interrupt, call, sent))
+    try:
+        await call.write(pb.SessionRequest(generation_id=GENERATION_ID, start=params))
+        sent.set()
+        async for response in call:
+            for event in response.events:
+                _take(event, result, on_text)
+            if result.finished is not None:
+                await call.done_writing()  # the server ends the stream; read on to its status
+    except asyncio.CancelledError:
+        if not interrupt.is_set():
+            raise
+    finally:
+        canceller.cancel()
+        call.cancel()  # does nothing to a call that has ended
+    return result
+
+
+def _take(event: pb.Event, result: Result, on_text: Callable[[str], None]) -> None:
+    match event.WhichOneof("event"):
+        case "accepted":
+            result.accepted = event.accepted
+        case "delta":
+            result.parts.append(event.delta.text)
+            result.token_ids.extend(event.delta.token_ids)
+            on_text(event.delta.text)
+        case "finished":
+            result.finished = event.finished
+        case "rejected" if result.accepted is None:  # else a cancel that came too late
+            raise Rejected(event.rejected)
+
+
+async def _cancel_when(interrupt: asyncio.Event, call: Any, sent: asyncio.Event) -> None:
+    """Ask the server to cancel, so that the usage still comes; hang up if nothing does."""
+    await interrupt.wait()
+    with suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):  # just ended
+        async with asyncio.timeout(CANCEL_GRACE_S):
+            await sent.wait()
+            await call.write(pb.SessionRequest(generation_id=GENERATION_ID, cancel=pb.Cancel()))
+            await asyncio.sleep(CANCEL_GRACE_S)  # its end ends this task
+    call.cancel()
