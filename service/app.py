@@ -1,0 +1,141 @@
+"""Runs the server until it is told to stop, and says how that went by an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.specs import resolve_models
+from service.logs import library_handler, make_log
+from service.record import Log
+from service.server import BindError, ClientFactory, Server
+from service.settings import ServeSettings
+from service.telemetry import make_telemetry
+
+OK = 0
+ERROR = 1
+MISCONFIGURED = 2
+
+
+class StopSignals:
+    """SIGTERM or SIGINT asks to stop; a second one asks to stop at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def notice(self) -> None:
+        if self.asked.is_set():
+            self.at_once.set()
+        self.asked.set()
+
+    def install(self) -> Callable[[], None]:
+        """Listen to the process's signals; returns what undoes it."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.notice)
+
+        def undo() -> None:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+        return undo
+
+
+async def serve(
+    settings: ServeSettings, make_client: ClientFactory, log: Log, stop: StopSignals
+) -> int:
+    """Serve until `stop` or until the engine fails for good; returns the exit code."""
+    telemetry = make_telemetry(
+        settings.telemetry,
+        version("draftwire"),
+        settings.otlp_endpoint,
+        settings.metrics_interval_s,
+    )
+    log.info("starting", settings=settings.redacted())
+    server = Server(settings, make_client, telemetry, log)
+    try:
+        await server.start()
+    except BindError as error:
+        await server.abandon()
+        print(f"draftwire: {error}", file=sys.stderr)
+        return ERROR
+    log.info("listening", address=server.address)
+    if settings.port_file is not None:
+        write_atomically(settings.port_file, server.address)
+    failed = await _until_over(server, stop)
+    if failed:
+        print(f"draftwire: {server.lifecycle.cause}", file=sys.stderr)
+        log.error("engine failed", cause=server.lifecycle.cause)
+    else:
+        log.info("draining", grace_s=settings.grace_s)
+    await server.stop(0.0 if failed else settings.grace_s, stop.at_once)
+    log.info("stopped")
+    return MISCONFIGURED if failed else OK
+
+
+async def _until_over(server: Server, stop: StopSignals) -> bool:
+    """Until the server is to stop; whether that is because the engine failed."""
+    waits = [
+        asyncio.create_task(stop.asked.wait()),
+        asyncio.create_task(server.lifecycle.failed.wait()),
+    ]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    return server.lifecycle.failed.is_set()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the whole new one."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft.write_text(f"{text}\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def run(settings: ServeSettings) -> int:
+    """`draftwire serve`: exit code 0 after a stop that was asked for, 1 for an error, 2 if the
+    settings or the model cannot work. The cause is one line on stderr."""
+    log = make_log(settings.log_level, settings.log_format)
+    root = logging.getLogger()
+    handler = library_handler(settings.log_level, settings.log_format, time.monotonic)
+    root.addHandler(handler)
+    try:
+        return asyncio.run(_main(settings, log))
+    except ConfigError as error:
+        print(f"draftwire: {error}", file=sys.stderr)
+        return MISCONFIGURED
+    finally:
+        root.removeHandler(handler)
+
+
+async def _main(settings: ServeSettings, log: Log) -> int:
+    stop = StopSignals()
+    uninstall = stop.install()
+    try:
+        make_client = await asyncio.to_thread(engine_factory, settings)
+        return await serve(settings, make_client, log, stop)
+    finally:
+        uninstall()
+
+
+def engine_factory(settings: ServeSettings) -> ClientFactory:
+    """Find (and fetch, if need be) the models, and say how to make their engine. Blocks.
+
+    Raises ConfigError for a model that cannot be had.
+    """
+    from engine.process import ProcessClient, Supervision  # only the real server needs them
+    from service.models import resolve
+
+    config = resolve_models(settings.to_engine_config(), lambda name: str(resolve(name)))
+    supervision = Supervision(watchdog_s=settings.watchdog_s)
+    return lambda listener: ProcessClient(config, listener, supervision)

@@ -1,0 +1,256 @@
+"""Protobuf to engine types. Every INVALID_ARGUMENT of a generation is decided here.
+
+Two passes: `parse` checks all that can be said before tokenizing and reports every violation at
+once; `Parsed.request` checks that the tokenized prompt and the output fit. Unset optional fields
+mean the defaults written in the proto file, never zero by accident.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from engine.types import (
+    ModelInfo,
+    Request,
+    SamplingParams,
+    SpeculationParams,
+    StopParams,
+)
+from service.checks import Chat, Limits, Violations, check_ids, check_messages, check_text
+from service.pb import draftwire_pb2 as pb
+
+DEFAULT_MAX_TOKENS = 256
+# The noise of sampling cannot change an order of logits at a temperature below this: it is 0.
+LEAST_TEMPERATURE = 1e-6
+MAX_STOP_IDS = 1024
+MAX_SOURCES = 32
+MAX_TIMEOUT_S = 315_576_000_000.0
+
+CLASSES = {
+    pb.PRIORITY_UNSPECIFIED: 1,
+    pb.PRIORITY_INTERACTIVE: 0,
+    pb.PRIORITY_STANDARD: 1,
+    pb.PRIORITY_BATCH: 2,
+}
+
+Prompt = str | Chat | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A request whose fields are sound, before its prompt is tokenized."""
+
+    root: str
+    prompt: Prompt
+    prompt_field: str
+    sampling: SamplingParams
+    stopping: StopParams
+    max_tokens: int | None
+    speculation: SpeculationParams
+    priority: int
+    timeout_s: float | None
+    prefill_only: bool
+    seeded: bool
+
+    def request(
+        self, request_id: str, prompt: tuple[int, ...], info: ModelInfo, arrived: float, tenant: str
+    ) -> Request:
+        """The engine's request. Refuses what can never fit the context or the KV pool."""
+        max_tokens = self._fitting(prompt, info)
+        return Request(
+            id=request_id,
+            prompt=prompt,
+            stopping=replace(self.stopping, max_tokens=max_tokens),
+            sampling=self.sampling,
+            speculation=self.speculation,
+            tenant=tenant,
+            priority=self.priority,
+            arrived=arrived,
+            deadline=None if self.timeout_s is None else arrived + self.timeout_s,
+        )
+
+    def _fitting(self, prompt: tuple[int, ...], info: ModelInfo) -> int:
+        """max_tokens, by default what is left of the smaller of context and pool."""
+        found = Violations(self.root)
+        room = min(info.context_limit, info.kv_capacity_tokens) - len(prompt)
+        if found.need(len(prompt) > 0, self.prompt_field, "must not be empty"):
+            need_room = 0 if self.prefill_only else 1
+            if found.need(
+                room >= need_room,
+                self.prompt_field,
+                f"{len(prompt)} tokens do not fit {_capacity(info, len(prompt) + need_room)}",
+            ):
+                wanted = self.max_tokens or 0
+                found.need(
+                    wanted <= room,
+                    "stopping.max_tokens",
+                    f"{len(prompt)} prompt tokens + {wanted} do not fit "
+                    f"{_capacity(info, len(prompt) + wanted)}",
+                )
+        found.refuse_if_any()
+        if self.prefill_only:
+            return 0
+        return min(DEFAULT_MAX_TOKENS, room) if self.max_tokens is None else self.max_tokens
+
+
+def _capacity(info: ModelInfo, needed: int) -> str:
+    if needed > info.context_limit:
+        return f"the context limit of {info.context_limit} tokens"
+    return f"the KV capacity of {info.kv_capacity_tokens} tokens"
+
+
+def parse(
+    params: pb.GenerationParams, root: str, info: ModelInfo, limits: Limits, chat: bool, seed: int
+) -> Parsed:
+    """Check everything but the length of the tokenized prompt.
+
+    `root` is the path of `params` in the client's message, `chat` whether the model has a chat
+    template, `seed` the one used if the request brings none.
+    """
+    found = Violations(root)
+    prompt_field, prompt = _prompt(params, info, limits, chat, found)
+    parsed = Parsed(
+        root=root,
+        prompt=prompt,
+        prompt_field=prompt_field,
+        sampling=_sampling(params.sampling, seed, found),
+        stopping=_stopping(params.stopping, info, limits, found),
+        max_tokens=_max_tokens(params, found),
+        speculation=_speculation(params.speculation, info, found),
+        priority=_priority(params.priority, found),
+        timeout_s=_timeout(params, found),
+        prefill_only=params.prefill_only,
+        seeded=params.sampling.HasField("seed"),
+    )
+    found.refuse_if_any()
+    return parsed
+
+
+def _prompt(
+    params: pb.GenerationParams, info: ModelInfo, limits: Limits, chat: bool, found: Violations
+) -> tuple[str, Prompt]:
+    match params.WhichOneof("prompt"):
+        case "text":
+            check_text(params.text, "text", limits, found)
+            return "text", params.text
+        case "token_ids":
+            ids = params.token_ids.ids
+            if found.need(len(ids) > 0, "token_ids.ids", "must not be empty") and found.need(
+                len(ids) <= info.context_limit,
+                "token_ids.ids",
+                f"{len(ids)} tokens do not fit the context limit of {info.context_limit} tokens",
+            ):
+                check_ids(ids, "token_ids.ids", info, found)
+            return "token_ids.ids", tuple(ids) if not found.found else ()
+        case "messages":
+            return "messages", check_messages(params.messages, limits, chat, found)
+        case _:
+            found.need(False, "prompt", "one of text, token_ids and messages is required")
+            return "prompt", ""
+
+
+def _sampling(sampling: pb.Sampling, seed: int, found: Violations) -> SamplingParams:
+    default = SamplingParams()
+    temperature = sampling.temperature if sampling.HasField("temperature") else default.temperature
+    top_k = sampling.top_k if sampling.HasField("top_k") else default.top_k
+    top_p = sampling.top_p if sampling.HasField("top_p") else default.top_p
+    min_p = sampling.min_p if sampling.HasField("min_p") else default.min_p
+    found.need(
+        math.isfinite(temperature) and temperature >= 0,
+        "sampling.temperature",
+        f"must be finite and >= 0, got {temperature}",
+    )
+    found.need(top_k >= 0, "sampling.top_k", f"must be >= 0, got {top_k}")
+    # Written so that NaN fails.
+    found.need(0 < top_p <= 1, "sampling.top_p", f"must be in (0, 1], got {top_p}")
+    found.need(0 <= min_p <= 1, "sampling.min_p", f"must be in [0, 1], got {min_p}")
+    return SamplingParams(
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=sampling.seed if sampling.HasField("seed") else seed,
+    )
+
+
+def _max_tokens(params: pb.GenerationParams, found: Violations) -> int | None:
+    field = "stopping.max_tokens"
+    if not params.stopping.HasField("max_tokens"):
+        return None
+    max_tokens = params.stopping.max_tokens
+    if params.prefill_only:
+        found.need(max_tokens == 0, field, f"must be 0 with prefill_only, got {max_tokens}")
+    else:
+        found.need(max_tokens > 0, field, f"must be > 0, got {max_tokens}")
+    return max_tokens
+
+
+def _stopping(
+    stopping: pb.Stopping, info: ModelInfo, limits: Limits, found: Violations
+) -> StopParams:
+    """Everything but max_tokens, which depends on the prompt."""
+    found.need(
+        len(stopping.stop) <= limits.max_stop_strings,
+        "stopping.stop",
+        f"{len(stopping.stop)} stop strings are over the limit of {limits.max_stop_strings}",
+    )
+    for index, text in enumerate(stopping.stop[: limits.max_stop_strings]):
+        field = f"stopping.stop[{index}]"
+        found.need(len(text) > 0, field, "must not be empty")
+        found.need(
+            len(text) <= limits.max_stop_length,
+            field,
+            f"{len(text)} characters are over the limit of {limits.max_stop_length}",
+        )
+    ids = stopping.stop_token_ids
+    if found.need(
+        len(ids) <= MAX_STOP_IDS,
+        "stopping.stop_token_ids",
+        f"{len(ids)} ids are over the limit of {MAX_STOP_IDS}",
+    ):
+        check_ids(ids, "stopping.stop_token_ids", info, found)
+    return StopParams(
+        max_tokens=0,
+        stop_ids=frozenset(ids[:MAX_STOP_IDS]),
+        eos_ids=frozenset() if stopping.ignore_eos else frozenset(info.eos_ids),
+        strings=tuple(stopping.stop[: limits.max_stop_strings]),
+    )
+
+
+def _speculation(
+    speculation: pb.Speculation, info: ModelInfo, found: Violations
+) -> SpeculationParams:
+    most: int | None = None
+    if speculation.HasField("max_draft_tokens"):
+        most = speculation.max_draft_tokens
+        found.need(most >= 0, "speculation.max_draft_tokens", f"must be >= 0, got {most}")
+        most = min(most, info.max_draft_tokens)
+    known = ", ".join(info.draft_sources) or "none"
+    sources = speculation.sources
+    if found.need(len(sources) <= MAX_SOURCES, "speculation.sources", "too many names"):
+        for index, name in enumerate(sources):
+            found.need(
+                name in info.draft_sources,
+                f"speculation.sources[{index}]",
+                f"unknown draft source {name[:40]!r}; this server has: {known}",
+            )
+    return SpeculationParams(0 if speculation.off else most, frozenset(sources[:MAX_SOURCES]))
+
+
+def _priority(priority: pb.Priority, found: Violations) -> int:
+    found.need(priority in CLASSES, "priority", f"unknown value {int(priority)}")
+    return CLASSES.get(priority, 1)
+
+
+def _timeout(params: pb.GenerationParams, found: Violations) -> float | None:
+    if not params.HasField("timeout"):
+        return None
+    timeout = params.timeout
+    seconds = timeout.seconds + timeout.nanos / 1e9
+    found.need(
+        0 < seconds <= MAX_TIMEOUT_S and 0 <= timeout.nanos < 1_000_000_000,
+        "timeout",
+        f"must be a valid duration > 0, got {timeout.seconds} s and {timeout.nanos} ns",
+    )
+    return seconds

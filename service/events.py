@@ -1,0 +1,77 @@
+"""Engine types to protobuf: what a stream says about a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.types import Finish, FinishReason, SourceStats, TokenChunk
+from service.pb import draftwire_pb2 as pb
+from service.status import failure
+
+REASONS = {
+    reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.value}") for reason in FinishReason
+}
+
+
+def delta(chunk: TokenChunk) -> pb.Delta | None:
+    """The output in a chunk; None if there is none."""
+    if not chunk.tokens and not chunk.text:
+        return None
+    return pb.Delta(text=chunk.text, token_ids=chunk.tokens, seq=chunk.offset + len(chunk.tokens))
+
+
+def finished(finish: Finish) -> pb.Finished:
+    """The end of a generation; with its cause if the reason is ERROR."""
+    message = pb.Finished(
+        reason=REASONS[finish.reason],
+        usage=pb.Usage(
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+            cached_tokens=finish.cached_tokens,
+        ),
+        timings=_timings(finish),
+        speculation=_speculation(finish),
+    )
+    if isinstance(finish.matched, str):
+        message.stop = finish.matched
+    elif finish.matched is not None:
+        message.stop_token_id = finish.matched
+    if finish.reason is FinishReason.ERROR:
+        message.error.CopyFrom(failure(finish).status)
+    return message
+
+
+def session_events(chunk: TokenChunk) -> Iterator[pb.Event]:
+    """The events that a chunk is on a session, where its request id is the client's."""
+    if (output := delta(chunk)) is not None:
+        yield pb.Event(generation_id=chunk.request_id, delta=output)
+    if chunk.finish is not None:
+        yield pb.Event(generation_id=chunk.request_id, finished=finished(chunk.finish))
+
+
+def generate_responses(chunk: TokenChunk) -> Iterator[pb.GenerateResponse]:
+    """The messages that a chunk is on Generate."""
+    if (output := delta(chunk)) is not None:
+        yield pb.GenerateResponse(delta=output)
+    if chunk.finish is not None:
+        yield pb.GenerateResponse(finished=finished(chunk.finish))
+
+
+def _timings(finish: Finish) -> pb.Timings:
+    started = finish.finished if finish.scheduled is None else finish.scheduled
+    timings = pb.Timings(queue_s=started - finish.arrived, total_s=finish.finished - finish.arrived)
+    if finish.first_token is not None:
+        timings.ttft_s = finish.first_token - finish.arrived
+    return timings
+
+
+def _speculation(finish: Finish) -> pb.SpeculationStats:
+    def stats(counts: SourceStats) -> pb.SourceStats:
+        return pb.SourceStats(drafted=counts.drafted, accepted=counts.accepted)
+
+    return pb.SpeculationStats(
+        drafted=finish.drafts.drafted,
+        accepted=finish.drafts.accepted,
+        target_steps=finish.target_steps,
+        by_source={source: stats(counts) for source, counts in finish.by_source},
+    )

@@ -1,0 +1,76 @@
+"""draftwire.v1.ModelService: the model, its limits and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.admission import Admission
+from service.chat import ChatError
+from service.checks import Limits, Violations, check_ids, check_messages, check_text
+from service.handlers import Behaviour, Context
+from service.pb import draftwire_pb2 as pb
+from service.status import invalid
+
+
+class ModelService:
+    """The three methods, as behaviours for `Calls`."""
+
+    def __init__(self, admission: Admission, limits: Limits, wire_limits: pb.Limits) -> None:
+        self._admission = admission
+        self._limits = limits
+        self._wire_limits = wire_limits
+
+    @property
+    def behaviours(self) -> Mapping[str, Behaviour]:
+        return {
+            "GetModelInfo": self.get_model_info,
+            "Tokenize": self.tokenize,
+            "Detokenize": self.detokenize,
+        }
+
+    async def get_model_info(
+        self, _: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        model = self._admission.ready_model()
+        info = model.info
+        return pb.GetModelInfoResponse(
+            model=info.model,
+            architecture=info.architecture,
+            context_limit=info.context_limit,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_ids,
+            dtype=info.dtype,
+            device=info.device,
+            draft_sources=info.draft_sources,
+            max_draft_tokens=info.max_draft_tokens,
+            kv_capacity_tokens=info.kv_capacity_tokens,
+            chat=model.codec.chat,
+            fingerprint=info.fingerprint,
+            limits=self._wire_limits,
+        )
+
+    async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        codec = self._admission.ready_model().codec
+        found = Violations("")
+        kind = request.WhichOneof("prompt")
+        found.need(kind is not None, "prompt", "one of text and messages is required")
+        if kind == "text":
+            check_text(request.text, "text", self._limits, found)
+            found.refuse_if_any()
+            return pb.TokenizeResponse(token_ids=await codec.encode(request.text))
+        chat = check_messages(request.messages, self._limits, codec.chat, found)
+        found.refuse_if_any()
+        try:
+            return pb.TokenizeResponse(token_ids=await codec.encode_chat(chat.messages))
+        except ChatError as error:
+            raise invalid([("messages", str(error))]) from error
+
+    async def detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        model = self._admission.ready_model()
+        found = Violations("")
+        check_ids(request.token_ids, "token_ids", model.info, found)
+        found.refuse_if_any()
+        text = await model.codec.decode(list(request.token_ids), request.keep_special_tokens)
+        return pb.DetokenizeResponse(text=text)

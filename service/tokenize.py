@@ -1,0 +1,80 @@
+"""Text to token ids and back, off the event loop where it takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import TypeVar
+
+from tokenizers import Tokenizer
+
+from engine.errors import ModelError
+from service.chat import ChatTemplate, load_chat_template
+
+# Tokenizing runs at about a megabyte a second: what is shorter takes less than a thread hand-over
+# and a millisecond.
+INLINE_CHARS = 1024
+
+T = TypeVar("T")
+
+
+class TextCodec:
+    """The tokenizer and chat template of one model. `executor` runs what is long."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, executor: Executor
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._executor = executor
+
+    @property
+    def chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a plain prompt, with the special tokens that the tokenizer adds."""
+        return await self._run(len(text), lambda: self._encode(text, special=True))
+
+    async def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Ids of a conversation up to the assistant's next turn. Raises ChatError."""
+        template = self._template
+        if template is None:
+            raise ValueError("the model has no chat template")
+        size = sum(len(role) + len(content) for role, content in messages)
+        return await self._run(size, lambda: self._encode(template.render(messages), special=False))
+
+    async def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
+        """Text of ids, each of which must be in the vocabulary."""
+        return await self._run(
+            4 * len(ids),
+            lambda: self._tokenizer.decode(ids, skip_special_tokens=not keep_special_tokens),
+        )
+
+    def _encode(self, text: str, special: bool) -> tuple[int, ...]:
+        # The batch form releases the interpreter lock; `encode` holds it to the end.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+        return tuple(encoding.ids)
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def load_codec(directory: Path, executor: Executor) -> TextCodec:
+    """Load tokenizer and chat template from a model's directory. Raises ModelError."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        template = load_chat_template(directory)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(f"tokenizer in {directory} cannot be loaded: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return TextCodec(tokenizer, template, executor)
