@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 import transformers
-from tokenizers import Tokenizer
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
@@ -77,10 +76,9 @@ def build(
         sources.append(GuardedDraft(source, target.vocab_size))
     info = _info(config, target, ops, tuple(s.name for s in sources), num_blocks)
     pool = BlockPool(num_blocks, config.block_size)
-    tokenizer = Tokenizer.from_file(os.path.join(config.model, "tokenizer.json"))
 
     def texts(request: Request) -> Detokenizer:
-        return Detokenizer(tokenizer, request.prompt, request.stopping.strings)
+        return Detokenizer(target.tokenizer, request.prompt, request.stopping.strings)
 
     scheduler = Scheduler(config, pool, ClassArrival(), texts, info.context_limit)
     return Built(Engine(scheduler, paged, Composite(sources), clock, observer), info)

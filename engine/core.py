@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._ended or self.scheduler.live)
+        return bool(self._ended) or self.scheduler.busy
 
     def step(self, poll: Callable[[], None] = lambda: None) -> list[TokenChunk]:
         """Advance every runnable sequence once and return what came out.
@@ -89,7 +89,7 @@ class Engine:
         self._ended += self.scheduler.expire(clock.now)
         plan = self.scheduler.plan(clock.now)
         clock.lap("plan")
-        self._stalled = self._stalled + 1 if self.scheduler.live and not plan else 0
+        self._stalled = self._stalled + 1 if self.scheduler.busy and not plan else 0
         if self._stalled > MAX_EMPTY_PLANS:
             raise EngineDead("sequences are live, but none could be planned")
         chunks: list[TokenChunk] = []

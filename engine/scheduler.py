@@ -109,6 +109,10 @@ class Scheduler:
         return list(self._live)
 
     @property
+    def busy(self) -> bool:
+        return bool(self._live)
+
+    @property
     def waiting(self) -> int:
         return len(self._policy)
 

