@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,7 @@ class Background:
     """At most one server, with its pid file and its log in `folder`."""
 
     folder: Path
+    command: Sequence[str] = (sys.executable, "-m", "service", "serve")
 
     @property
     def pid_file(self) -> Path:
@@ -39,13 +41,13 @@ class Background:
         return self.folder / "server.log"
 
     def start(self, options: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start `draftwire serve` with `options` in a session of its own. Raises AlreadyRunning."""
+        """Start the command with `options` in a session of its own. Raises AlreadyRunning."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.pid_file.open("a+") as pid_file, self.log.open("wb") as log:
             if not _lock(pid_file):
-                raise AlreadyRunning
+                raise AlreadyRunning(f"a server with pid file {self.pid_file} is being started")
             server = subprocess.Popen(
-                [sys.executable, "-m", "service", "serve", *options],
+                [*self.command, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -57,21 +59,22 @@ class Background:
         return server
 
     def pid(self) -> int | None:
-        """The pid of the server; None if there is none."""
+        """The pid of the server; None if there is none (or it is being started right now)."""
         if not self.pid_file.exists():
             return None
         with self.pid_file.open() as pid_file:
-            return None if _lock(pid_file) else int(pid_file.read())
+            return None if _lock(pid_file) else int(pid_file.read() or 0) or None
 
     def stop(self, grace: float) -> bool:
         """Ask the server to stop, and after `grace` seconds make it. False if there is none."""
         pid = self.pid()
         if pid is None:
             return False
-        os.kill(pid, signal.SIGTERM)
-        if not self._gone_within(grace):
-            os.killpg(pid, signal.SIGKILL)
-            self._gone_within(grace)
+        with suppress(ProcessLookupError):  # it went by itself
+            os.kill(pid, signal.SIGTERM)
+            if not self._gone_within(grace):
+                os.killpg(pid, signal.SIGKILL)
+                self._gone_within(grace)
         self.pid_file.unlink(missing_ok=True)
         return True
 

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from service.cli.background import Background
+from engine.errors import ConfigError
+from service.cli.background import AlreadyRunning, Background
 from service.cli.channel import connect
 from service.cli.health import is_serving, wait_serving
 from service.settings import ServeSettings
@@ -55,7 +56,7 @@ def main(
             if not oneshot:
                 stack.pop_all()  # leave the server running
                 explain(listen, background if ours else None)
-    except Failed as failure:
+    except (Failed, ConfigError, AlreadyRunning) as failure:
         say(str(failure))
         raise typer.Exit(1) from failure
 

@@ -36,7 +36,7 @@ def serve_command() -> Callable[..., None]:
         try:
             settings = ServeSettings.load(config, **given)
         except ConfigError as error:
-            print(f"Error: {error}", file=sys.stderr)
+            print(f"draftwire: {error}", file=sys.stderr)
             raise typer.Exit(2) from error
         from service.app import run  # only now: it loads the whole server
 
