@@ -1,1 +1,14 @@
-"""Kernels: tensors in, tensors out; nothing here knows of sequences or requests."""
+"""Kernels: tensors in, tensors out; nothing here knows of sequences or requests.
+
+`ops.load_ops` picks an implementation of three operations over a paged KV pool: `write_kv`,
+`paged_attention` and `sample_rows`. `reference` says what they mean, in torch; `cpu` is the same in
+C++; `triton` is attention for a GPU. Importing this package does nothing and needs no torch.
+
+The pool of one layer is two tensors in blocks of `BLOCK` positions:
+
+    K  (num_blocks, kv_heads, head_dim // 2, BLOCK, 2)   pairs of dims, interleaved per position
+    V  (num_blocks, kv_heads, BLOCK, head_dim)
+
+K's order is the one in which dot-product instructions over pairs of bf16 read it: one vector holds
+a pair of dims of all positions of a block. A slot is `block * BLOCK + offset`; slot -1 is padding.
+"""

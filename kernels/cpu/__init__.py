@@ -1,0 +1,1 @@
+"""The operations in C++, for CPU tensors: `library.load()`."""

@@ -1,0 +1,135 @@
+// Sixteen float lanes as two AVX2 registers.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace draftwire {
+namespace {
+
+struct V {
+    __m256 lo, hi;
+};
+
+inline V splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+inline V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline __m256 widen8(const uint16_t* p) {
+    __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+inline V load(const uint16_t* p) { return {widen8(p), widen8(p + 8)}; }
+inline void store(float* p, V a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+inline __m256i narrow8(__m256 a) {  // round to nearest even; the results in the low halves
+    __m256i bits = _mm256_castps_si256(a);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i even = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    even = _mm256_blendv_epi8(even, _mm256_set1_epi32(0x7fc00000), nan);
+    return _mm256_srli_epi32(even, 16);
+}
+inline void store(uint16_t* p, V a) {
+    __m256i both = _mm256_packus_epi32(narrow8(a.lo), narrow8(a.hi));
+    both = _mm256_permute4x64_epi64(both, 0xd8);  // packus works in 128-bit halves
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), both);
+}
+inline V operator+(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline V operator-(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline V operator*(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline V fma(V a, V b, V c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+// b where either is NaN.
+inline V max(V a, V b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline V round(V a) { return {_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8)}; }
+inline __m256 power8(__m256 n) {
+    __m256i whole = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(whole, 23));
+}
+// a * 2^n, n whole in [-126, 127]
+inline V scale2(V a, V n) {
+    return {_mm256_mul_ps(a.lo, power8(n.lo)), _mm256_mul_ps(a.hi, power8(n.hi))};
+}
+inline __m256 select8(__m256 a, int lo, int hi, float other, int first) {
+    __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+                                    _mm256_set1_epi32(first));
+    __m256i in = _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(lo - 1)),
+                                  _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), lane));
+    return _mm256_blendv_ps(_mm256_set1_ps(other), a, _mm256_castsi256_ps(in));
+}
+// Lanes lo <= i < hi of a, `other` elsewhere.
+inline V select(V a, int lo, int hi, float other) {
+    return {select8(a.lo, lo, hi, other, 0), select8(a.hi, lo, hi, other, 8)};
+}
+inline float sum(V a) {
+    __m256 s = _mm256_add_ps(a.lo, a.hi);
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_add_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_add_ss(t, _mm_movehdup_ps(t)));
+}
+inline float maximum(V a) {
+    __m256 s = _mm256_max_ps(a.lo, a.hi);
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
+}
+
+constexpr int PV_ROWS = 2, PV_VECTORS = 2;
+
+// Scores of one row against a block: K holds pairs of dims, interleaved per position.
+struct DotF32 {
+    using Query = float;
+    static constexpr int ROWS = 2;
+    struct Pair {
+        __m256 k[4];  // (position, dim) pairs of four positions each
+    };
+    __m256 acc[4] = {};
+    static Pair key(const float* k) {
+        return {{_mm256_loadu_ps(k), _mm256_loadu_ps(k + 8), _mm256_loadu_ps(k + 16),
+                 _mm256_loadu_ps(k + 24)}};
+    }
+    void step(const Pair& p, const float* q) {
+        __m256 both = _mm256_castpd_ps(
+            _mm256_broadcast_sd(reinterpret_cast<const double*>(q)));
+        for (int i = 0; i < 4; ++i) acc[i] = _mm256_fmadd_ps(both, p.k[i], acc[i]);
+    }
+    static __m256 pairs(__m256 a, __m256 b) {  // sums of neighbours, in order
+        __m256d mixed = _mm256_castps_pd(_mm256_hadd_ps(a, b));
+        return _mm256_castpd_ps(_mm256_permute4x64_pd(mixed, 0xd8));
+    }
+    V total() const { return {pairs(acc[0], acc[1]), pairs(acc[2], acc[3])}; }
+};
+
+struct DotBF16 {
+    using Query = float;
+    static constexpr int ROWS = 2;
+    struct Pair {
+        __m256 even[2], odd[2];
+    };
+    __m256 even[2] = {}, odd[2] = {};
+    static Pair key(const uint16_t* k) {
+        Pair p;
+        for (int i = 0; i < 2; ++i) {
+            __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k + 16 * i));
+            p.even[i] = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+            p.odd[i] = _mm256_castsi256_ps(
+                _mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000u))));
+        }
+        return p;
+    }
+    void step(const Pair& p, const float* q) {
+        __m256 a = _mm256_broadcast_ss(q), b = _mm256_broadcast_ss(q + 1);
+        for (int i = 0; i < 2; ++i) {
+            even[i] = _mm256_fmadd_ps(a, p.even[i], even[i]);
+            odd[i] = _mm256_fmadd_ps(b, p.odd[i], odd[i]);
+        }
+    }
+    V total() const {
+        return {_mm256_add_ps(even[0], odd[0]), _mm256_add_ps(even[1], odd[1])};
+    }
+};
+
+}  // namespace
+}  // namespace draftwire

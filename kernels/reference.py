@@ -1,0 +1,183 @@
+"""What the operations mean, in torch: the oracle, and the path where no compiler is.
+
+Attention here is right but not strict: torch's matmul may give a row other bits in other company.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BLOCK = 16
+"""Positions per KV block."""
+
+SAMPLER_VERSION = 1
+"""Version of the rule in `sample_rows`; part of the fingerprint that replays depend on."""
+
+GAMMA = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MASS_ONE = float(1 << 40)
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    """Store row t of `k` and `v` (T, kv_heads, D) at `slots[t]`; rows with slot -1 are skipped.
+
+    Slots are int32 or int64 and distinct. Caches as in the package docstring, of the rows' dtype.
+    """
+    used = slots >= 0
+    slots = slots[used].long()
+    block, offset = slots // BLOCK, slots % BLOCK
+    rows, heads, dim = k[used].shape
+    k_cache[block, :, :, offset] = k[used].reshape(rows, heads, dim // 2, 2)
+    v_cache[block, :, offset] = v[used]
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    block_tables: Tensor,
+    cu_query: Tensor,
+    context_lens: Tensor,
+    scale: float,
+    window: int = 0,
+) -> None:
+    """Causal attention of packed query rows over paged KV, written to `out`.
+
+    q, out (T, heads, D), of the caches' dtype. Sequence s owns rows `cu_query[s]` to
+    `cu_query[s + 1]` and the blocks `block_tables[s]` (S, max_blocks) int32. `context_lens[s]`
+    counts its KV positions including these rows, which must have been written: the last row sits at
+    position `context_lens[s] - 1`, the ones before it just before. A row sees the positions up to
+    its own and, if `window` > 0, only the last `window` of them; what lies elsewhere in the pages
+    may be anything, NaN too. heads is a multiple of kv_heads. Accumulates in float32.
+    """
+    starts = cu_query.tolist()
+    group = q.shape[1] // v_cache.shape[1]
+    for s, context in enumerate(context_lens.tolist()):
+        first, last = starts[s], starts[s + 1]
+        if first == last:
+            continue
+        table = block_tables[s, : -(-context // BLOCK)].long()
+        keys, values = _gather(k_cache, v_cache, table, context, group)
+        positions = torch.arange(context, device=q.device)
+        rows = positions[context - (last - first) :, None]
+        hidden = positions > rows
+        if window > 0:
+            hidden |= positions <= rows - window
+        scores = torch.einsum("thd,lhd->htl", q[first:last].float(), keys) * scale
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        out[first:last] = torch.einsum("htl,lhd->thd", weights, values).to(out.dtype)
+
+
+def _gather(
+    k_cache: Tensor, v_cache: Tensor, table: Tensor, context: int, group: int
+) -> tuple[Tensor, Tensor]:
+    """K and V of one sequence as float32 (context, heads, D)."""
+    _, heads, half, _, _ = k_cache.shape
+    keys = k_cache[table].permute(0, 3, 1, 2, 4).reshape(-1, heads, half * 2)[:context]
+    values = v_cache[table].transpose(1, 2).reshape(-1, heads, half * 2)[:context]
+    return tuple(x.float().repeat_interleave(group, dim=1) for x in (keys, values))  # type: ignore[return-value]
+
+
+def sample_rows(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """One token id per row of `logits` (R, V), float32 or bf16; -> (R,) int64. A pure function.
+
+    The other arguments are (R,): temperature, top_p and min_p floats; top_k (0: all), seeds (the 64
+    bits of an unsigned seed) and positions (absolute, of the token drawn) int64. No row depends on
+    another. A row with a NaN in it or without a finite maximum gives -1; -inf is never chosen.
+
+    The rule, version `SAMPLER_VERSION`, in double. Temperature 0: the maximum. Else
+
+    1. x = (logit - maximum) / temperature.
+    2. top-k keeps the logits not below the k-th largest.
+    3. top-p (under 1) keeps the shortest prefix of these in descending order whose mass reaches
+       top_p of their total, and all ties of its last. A mass is exp(x) in whole units of 2^-40, so
+       that sums do not depend on their order.
+    4. min-p keeps x >= log(min_p).
+    5. The token is the survivor with the largest x + g, g = -log(-log(u)) (Gumbel-max), where
+       u = (the top 52 bits of mix(mix(mix(seed) + position) + (id + 1) * GAMMA) + 1/2) / 2^52,
+       mix is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) and u is inside (0, 1).
+
+    The lowest id wins a tie, in the maximum and in the draw.
+    """
+    columns = [c.tolist() for c in (temperature, top_k, top_p, min_p, seeds, positions)]
+    ids = [_sample(row.double(), *c) for row, *c in zip(logits, *columns, strict=True)]
+    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
+
+
+def _sample(
+    row: Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    position: int,
+) -> int:
+    best = row.max()  # NaN if there is any
+    if not torch.isfinite(best):
+        return -1
+    if temperature <= 0:
+        return int(torch.nonzero(row == best)[0])
+    x = (row - best) / temperature
+    keep = row > -math.inf
+    if 0 < top_k < len(row):
+        keep &= row >= row.topk(top_k).values[-1]
+    if top_p < 1:
+        keep &= row >= _nucleus_edge(row[keep], x[keep], top_p)
+    if min_p > 0:
+        keep &= x >= min(0.0, math.log(min_p))
+    ids = torch.nonzero(keep).squeeze(1)
+    keys = x[ids] + gumbel(seed, position, ids)
+    return int(ids[torch.nonzero(keys == keys.max())[0]])
+
+
+def _nucleus_edge(row: Tensor, x: Tensor, top_p: float) -> Tensor:
+    """The smallest logit that top-p keeps."""
+    row, order = row.sort(descending=True)
+    mass = (x[order].exp() * _MASS_ONE).round().long().cumsum(0)
+    reached = mass.double() >= top_p * float(mass[-1])
+    return row[torch.nonzero(reached)[0]]
+
+
+def gumbel(seed: int, position: int, ids: Tensor) -> Tensor:
+    """The noise of the draw for each of `ids`, double."""
+    key = mix(mix(seed) + position)
+    bits = _mix_tensor(_signed(key) + (ids + 1) * _signed(GAMMA))
+    u = ((bits >> 12 & (1 << 52) - 1).double() + 0.5) / float(1 << 52)
+    return -(-u.log()).log()
+
+
+def mix(z: int) -> int:
+    """The finaliser of SplitMix64 on 64 bits."""
+    mask = (1 << 64) - 1
+    z &= mask
+    z = (z ^ z >> 30) * _MIX_1 & mask
+    z = (z ^ z >> 27) * _MIX_2 & mask
+    return z ^ z >> 31
+
+
+def _mix_tensor(z: Tensor) -> Tensor:
+    """`mix` on int64 that hold unsigned values: products wrap, shifts must not extend the sign."""
+    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    return z >> bits & (1 << 64 - bits) - 1
+
+
+def _signed(z: int) -> int:
+    return z - (1 << 64) if z >> 63 else z
