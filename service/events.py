@@ -8,10 +8,6 @@ from engine.types import Finish, FinishReason, SourceStats, TokenChunk
 from service.pb import draftwire_pb2 as pb
 from service.status import failure
 
-REASONS = {
-    reason: pb.FinishReason.Value(f"FINISH_REASON_{reason.value}") for reason in FinishReason
-}
-
 
 def delta(chunk: TokenChunk) -> pb.Delta | None:
     """The output in a chunk; None if there is none."""
@@ -23,7 +19,7 @@ def delta(chunk: TokenChunk) -> pb.Delta | None:
 def finished(finish: Finish) -> pb.Finished:
     """The end of a generation; with its cause if the reason is ERROR."""
     message = pb.Finished(
-        reason=REASONS[finish.reason],
+        reason=f"FINISH_REASON_{finish.reason.value}",
         usage=pb.Usage(
             prompt_tokens=finish.prompt_tokens,
             completion_tokens=finish.completion_tokens,

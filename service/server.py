@@ -111,6 +111,7 @@ class Server:
         self._server = self._make_server()
         self._watch: asyncio.Task[None] | None = None
         self.address = ""
+        self.stopped = False
 
     async def start(self) -> None:
         """Listen and start the engine; returns before the engine is ready. Raises BindError."""
@@ -123,6 +124,7 @@ class Server:
 
     async def stop(self, grace_s: float, at_once: asyncio.Event) -> None:
         """Stop in order. `at_once`, when set, ends the waiting for generations."""
+        self.stopped = True
         self.lifecycle.stopping = True
         self._admission.draining = True
         await self._health.shut_down()
