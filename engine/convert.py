@@ -130,8 +130,10 @@ def _staged(out: Path) -> Iterator[Path]:
     try:
         yield stage
         for file in stage.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())  # else a power cut could leave the name and no bytes
+            if not file.is_symlink():
+                file.chmod(0o644)  # safetensors makes its files private
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())  # else a power cut could leave only the name
         stage.rename(out)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
@@ -165,7 +167,8 @@ def _sha256(path: Path) -> str:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin, whose lock must be free when the interpreter ends
+        pass
     os._exit(3)
 
 
