@@ -50,13 +50,18 @@ class BlockPool:
             self._refs[block] += 1
         return shared
 
-    def release(self, table: BlockTable) -> None:
-        """Give up all blocks of `table`, last one first, so that a prefix stays longest."""
-        for block in reversed(table.ids):
+    def shrink(self, table: BlockTable, tokens: int) -> None:
+        """Give up the blocks behind the first `tokens` positions, last one first."""
+        keep = self.blocks_for(tokens)
+        for block in reversed(table.ids[keep:]):
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 self._free.append(block)
-        table.ids.clear()
+        del table.ids[keep:]
+
+    def release(self, table: BlockTable) -> None:
+        """Give up all blocks of `table`, last one first, so that a prefix stays longest."""
+        self.shrink(table, 0)
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Assert the law, given every table in use."""

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import ByteLevel
+
+UNFINISHED = "\ufffd"
+# Bytes of an unfinished character, and so the U+FFFDs that may still become one.
+MOST_HELD = 3
+MOST_CONTEXT = 16
 
 
 class StopStrings:
@@ -50,33 +55,53 @@ class StopStrings:
 class Detokenizer:
     """`TextStream` over a fast tokenizer. Joined pieces equal the decoding of all ids at once.
 
-    Bytes of an unfinished character are held until they are complete; if the output ends inside
-    one, `flush` gives what the tokenizer makes of it (U+FFFD).
+    Bytes of an unfinished character show as U+FFFD at the end of the text and are held until it is
+    complete; if the output ends inside one, `flush` gives them so. What was given is never taken
+    back: decoders with byte fallback turn a run of byte tokens into U+FFFD as a whole if it is not
+    UTF-8, here only what follows the last whole character becomes U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Seq[int], stops: Seq[str]) -> None:
         self._tokenizer = tokenizer
-        # Decoders that strip a leading space must see what stands before the output.
-        self._context = list(prompt[-1:]) if strips_leading_space(tokenizer) else []
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._done = 0
-        for token in self._context:
-            self._done += len(self._stream.step(tokenizer, token) or "")
-        self._ids: list[int] = []
+        # A decoder over plain bytes needs no context; others treat the first id unlike the rest.
+        self._plain = isinstance(tokenizer.decoder, ByteLevel)
+        # Decoded again with each token: ids whose text was given, then those still open.
+        self._settled = [] if self._plain else _context(tokenizer, prompt)
+        self._open: list[int] = []
+        self._given = self._decode()
         self._stops = StopStrings(stops)
 
     def push(self, token: int) -> tuple[str, str | None]:
-        self._ids.append(token)
-        piece = self._stream.step(self._tokenizer, token) or ""
-        self._done += len(piece)
+        self._open.append(token)
+        text = self._decode()
+        if not text.startswith(self._given):
+            self._settled, self._given = [], ""
+            text = self._decode()
+        held = min(len(text) - len(text.rstrip(UNFINISHED)), MOST_HELD)
+        piece = text[len(self._given) : len(text) - held]
+        self._given += piece
+        if piece and not held:
+            self._settled, self._open = [] if self._plain else self._open, []
+            self._given = self._decode()
+        elif self._given and not held:
+            self._open = []  # a special token: no text, and so no use to what comes after it
         return self._stops.push(piece) if piece else ("", None)
 
     def flush(self) -> str:
-        text = self._tokenizer.decode(self._context + self._ids, skip_special_tokens=True)
-        tail, stop = self._stops.push(text[self._done :])
+        tail, stop = self._stops.push(self._decode()[len(self._given) :])
         return tail if stop else tail + self._stops.flush()
 
+    def _decode(self) -> str:
+        ids = self._settled + self._open
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
 
-def strips_leading_space(tokenizer: Tokenizer) -> bool:
-    """Whether the decoder treats the first token of a text unlike the others."""
-    return type(tokenizer.decoder).__name__ not in ("ByteLevel", "NoneType")
+
+def _context(tokenizer: Tokenizer, prompt: Seq[int]) -> list[int]:
+    """The end of the prompt: so much that it has a text (a special token has none) and begins
+    with a whole character."""
+    for n in range(1, min(len(prompt), MOST_CONTEXT) + 1):
+        tail = list(prompt[-n:])
+        text = tokenizer.decode(tail, skip_special_tokens=True)
+        if text and not text.startswith(UNFINISHED):
+            return tail
+    return []

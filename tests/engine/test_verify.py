@@ -1,0 +1,64 @@
+"""The rule of acceptance, case by case."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.types import Proposal, Verdict
+from engine.verify import UNUSABLE, verify
+
+NAN = "the model's logits are not numbers"
+
+CASES = {
+    "perfect": ((5, 6, 7), (5, 6, 7, 8), Verdict(3, 8)),
+    "first is wrong": ((5, 6, 7), (4, 6, 7, 8), Verdict(0, 4)),
+    "second is wrong": ((5, 6, 7), (5, 9, 7, 8), Verdict(1, 9)),
+    "last is wrong": ((5, 6, 7), (5, 6, 1, 8), Verdict(2, 1)),
+    "right again after a miss does not count": ((5, 6, 7), (1, 6, 7, 8), Verdict(0, 1)),
+    "no drafts": ((), (3,), Verdict(0, 3)),
+    "one, right": ((3,), (3, 4), Verdict(1, 4)),
+    "one, wrong": ((3,), (2, 4), Verdict(0, 2)),
+    "id 0 is a token like any other": ((0, 0), (0, 0, 0), Verdict(2, 0)),
+    "does not sample": ((), (), Verdict(0, None)),
+    "unusable, not reached": ((5, 6), (4, UNUSABLE, UNUSABLE), Verdict(0, 4)),
+    "unusable at once": ((5, 6), (UNUSABLE, 6, 7), Verdict(error=NAN)),
+    "unusable after a hit": ((5, 6), (5, UNUSABLE, 7), Verdict(error=NAN)),
+    "unusable after all": ((5, 6), (5, 6, UNUSABLE), Verdict(error=NAN)),
+    "unusable without drafts": ((), (UNUSABLE,), Verdict(error=NAN)),
+    "failed": ((5, 6), "RuntimeError: no", Verdict(error="RuntimeError: no")),
+    "failed without sampling": ((), "OSError: no", Verdict(error="OSError: no")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one(name: str) -> None:
+    drafts, sampled, verdict = CASES[name]
+    assert verify([Proposal(drafts, "test")], [sampled]) == [verdict]
+
+
+def test_a_mixed_batch_keeps_its_rows_apart() -> None:
+    cases = list(CASES.values())
+    proposals = [Proposal(drafts, "test") for drafts, _, _ in cases]
+    assert verify(proposals, [s for _, s, _ in cases]) == [v for _, _, v in cases]
+
+
+def test_lists_that_do_not_match_are_an_error() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        verify([Proposal((1,))], [])
+
+
+@given(
+    drafts=st.lists(st.integers(0, 2), max_size=6).map(tuple),
+    own=st.lists(st.integers(0, 2), min_size=7, max_size=7).map(tuple),
+)
+def test_what_is_emitted_is_always_the_targets_own(
+    drafts: tuple[int, ...], own: tuple[int, ...]
+) -> None:
+    """Whatever was drafted, the tokens are a prefix of the target's, and no shorter than need be."""
+    (verdict,) = verify([Proposal(drafts)], [own[: len(drafts) + 1]])
+    emitted = (*drafts[: verdict.accepted], verdict.next_token)
+    assert emitted == own[: len(emitted)]
+    stopped_at_a_miss = verdict.accepted < len(drafts)
+    assert not stopped_at_a_miss or drafts[verdict.accepted] != own[verdict.accepted]
