@@ -1,7 +1,7 @@
 """Who runs, how many rows each, and what becomes of the result. Integers only: no torch, no clock.
 
-A step feeds `tokens[computed:]` of every running sequence, decode rows first, prompt chunks with
-what is left of the row budget, new sequences last. When blocks run out, drafts go first, then the
+A step feeds `tokens[computed:]` of every running sequence: decode rows first, prompt chunks with
+what is left of the row budget, running or new. When blocks run out, drafts go first, then the
 last sequence in policy order is preempted (it keeps its tokens and its place in the queue, and
 is computed again later). Victims always come after everything planned so far, so there is nothing
 to undo, and the first sequence in policy order always gets on.
@@ -14,11 +14,13 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.policy import Policy
+from engine.rows import share_rows
 from engine.types import (
     Finish,
     FinishReason,
@@ -125,51 +127,48 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Decide one step and reserve its blocks."""
+        newcomers = self._admissible()
+        shares = share_rows(
+            [*self.running, *newcomers], self._config.max_step_rows, self._policy.rank
+        )
         work: list[Work] = []
-        planned: set[int] = set()
-        budget = self._config.max_step_rows
         preempted = 0
-        decode_first = sorted(self.running, key=lambda s: s.goal - s.computed > 1)
-        for seq in decode_first:
-            if budget == 0 or seq not in self.running:
-                continue
-            count = min(seq.goal - seq.computed, budget)
+        for seq in self.running:  # victims leave from its end, so they are never reached here
+            count = shares[seq]
             fits = self.pool.grow(seq.table, seq.computed + count)
-            while not fits and (victim := self._victim(seq, planned)) is not None:
+            while not fits and (victim := self.running[-1]) is not seq:
                 self._preempt(victim)
                 preempted += 1
                 fits = self.pool.grow(seq.table, seq.computed + count)
-            if fits:
+            if fits and count:
                 work.append(_work(seq, count))
-                planned.add(id(seq))
-                budget -= count
         if not preempted:
-            budget = self._admit(work, budget, now)
+            work += [self._admit(s, shares[s], now) for s in newcomers if shares[s] or not s.goal]
         self._steps += 1
-        return StepPlan(self._steps, self._with_drafts(work, budget), preempted)
+        return StepPlan(self._steps, self._with_drafts(work), preempted)
 
-    def _admit(self, work: list[Work], budget: int, now: float) -> int:
-        """Let waiting sequences in while there are rows, seats and blocks for all they hold."""
-        while budget and len(self.running) < self._config.max_seqs:
-            seq = next(self._policy.waiting(), None)
-            if seq is None or self.pool.blocks_for(seq.goal) > self.pool.free:
-                break
-            count = min(seq.goal, budget)
-            self.pool.grow(seq.table, count)
-            self._unwait(seq)
-            insort(self.running, seq, key=self._policy.rank)
-            if seq.scheduled is None:
-                seq.scheduled = now
-            work.append(_work(seq, count))
-            budget -= count
-        return budget
-
-    def _victim(self, seq: Sequence, planned: set[int]) -> Sequence | None:
-        """The last running sequence after `seq` in policy order that is not planned yet."""
-        last = next((s for s in reversed(self.running) if id(s) not in planned), None)
-        return (
-            last if last is not None and self._policy.rank(last) > self._policy.rank(seq) else None
+    def _admissible(self) -> list[Sequence]:
+        """Who waits, first to serve first, as far as there are seats and blocks for all they hold,
+        beside all that the running ones already need."""
+        pool = self.pool
+        free = pool.free - sum(
+            max(0, pool.blocks_for(s.goal) - len(s.table.ids)) for s in self.running
         )
+        found: list[Sequence] = []
+        for seq in islice(self._policy.waiting(), self._config.max_seqs - len(self.running)):
+            free -= pool.blocks_for(seq.goal)
+            if free < 0:
+                break
+            found.append(seq)
+        return found
+
+    def _admit(self, seq: Sequence, count: int, now: float) -> Work:
+        self.pool.grow(seq.table, count)
+        self._unwait(seq)
+        insort(self.running, seq, key=self._policy.rank)
+        if seq.scheduled is None:
+            seq.scheduled = now
+        return _work(seq, count)
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -178,10 +177,11 @@ class Scheduler:
         seq.preemptions += 1
         self._wait(seq)
 
-    def _with_drafts(self, work: list[Work], budget: int) -> tuple[Work, ...]:
+    def _with_drafts(self, work: list[Work]) -> tuple[Work, ...]:
         """Share the rows left for drafts evenly, as far as blocks go; nobody is preempted."""
         sampling = sum(w.samples for w in work)
-        spare = min(budget, self._config.draft_rows - sampling)
+        left = self._config.max_step_rows - sum(w.count for w in work)
+        spare = min(left, self._config.draft_rows - sampling)
         if spare <= 0 or not sampling:
             return tuple(work)
         out = []
@@ -221,6 +221,7 @@ class Scheduler:
                 continue
             # Rollback is an assignment: KV of rejected drafts is overwritten by the next feed.
             seq.computed = work.start + work.count + verdict.accepted
+            self.pool.shrink(seq.table, seq.computed)
             computed = max(0, min(seq.computed, len(seq.request.prompt)) - work.start)
             chunk = self._emit(seq, proposal, verdict, now)
             self._policy.charge(seq, computed, 0 if chunk is None else len(chunk.tokens))

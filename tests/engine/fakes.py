@@ -16,17 +16,22 @@ from engine.draft_ngram import NgramDraft
 from engine.observer import StepReport
 from engine.policy import ClassArrival, Policy
 from engine.scheduler import Scheduler
+from engine.text import StopStrings
 from engine.types import (
     NO_PROPOSAL,
     Feed,
+    Finish,
+    Model,
     Proposal,
     Request,
     SamplingParams,
     SpeculationParams,
     StepPlan,
     StopParams,
+    TextStream,
     TokenChunk,
     Verdict,
+    Work,
 )
 
 VOCAB = 7
@@ -88,11 +93,23 @@ class HashModel:
 class PlainText:
     """Text stream that writes token t as one letter."""
 
+    def __init__(self, stops: Seq[str] = ()) -> None:
+        self._stops = StopStrings(stops)
+
     def push(self, token: int) -> tuple[str, str | None]:
-        return chr(ord("a") + token), None
+        return self._stops.push(letters([token]))
 
     def flush(self) -> str:
-        return ""
+        return self._stops.flush()
+
+
+def letters(tokens: Seq[int]) -> str:
+    """What `PlainText` makes of them."""
+    return "".join(chr(ord("a") + token) for token in tokens)
+
+
+def plain_text(request: Request) -> TextStream:
+    return PlainText(request.stopping.strings)
 
 
 class ManualClock:
@@ -135,14 +152,33 @@ class JunkDraft:
         return None
 
 
+class WrongDraft(JunkDraft):
+    """As many guesses as it may make, each of them wrong."""
+
+    name = "wrong"
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        return [Proposal(self._guesses(w), self.name) for w in plan.work]
+
+    def _guesses(self, work: Work) -> tuple[int, ...]:
+        right = hash_next(work.seq.tokens, work.seq.request.sampling)
+        return ((right + 1) % VOCAB,) * work.draft_cap
+
+
 class Rig:
-    """An engine over hash models, small enough to look into."""
+    """An engine over hash models, small enough to look into.
+
+    `wrap` may put something between engine and target; `source` replaces the draft of that name.
+    """
 
     def __init__(
         self,
         *,
         num_blocks: int = 64,
         draft: str = "none",
+        source: DraftSource | None = None,
+        wrap: Callable[[Model], Model] = lambda model: model,
+        texts: Callable[[Request], TextStream] = plain_text,
         rng: random.Random | None = None,
         policy: Policy | None = None,
         context_limit: int = 10_000,
@@ -162,13 +198,13 @@ class Rig:
         self.observer = RecordingObserver()
         self.pool = BlockPool(num_blocks, block_size)
         self.target = HashModel(hash_next, num_blocks, block_size)
-        self.draft = self._source(draft, rng or random.Random(0), context_limit)
+        self.draft = source or self._source(draft, rng or random.Random(0), context_limit)
         self.scheduler = Scheduler(
-            self.config, self.pool, policy or ClassArrival(), lambda r: PlainText(), context_limit
+            self.config, self.pool, policy or ClassArrival(), texts, context_limit
         )
         self.engine = Engine(
             self.scheduler,
-            self.target,
+            wrap(self.target),
             GuardedDraft(self.draft, VOCAB),
             self.clock,
             self.observer,
@@ -186,6 +222,7 @@ class Rig:
             "model": lambda: [model(often_right)],
             "perfect": lambda: [model(hash_next)],
             "junk": lambda: [JunkDraft(rng)],
+            "wrong": lambda: [WrongDraft(rng)],
             "ngram,model": lambda: [NgramDraft(), model(often_right)],
             "junk,perfect": lambda: [JunkDraft(rng), model(hash_next)],
         }
@@ -202,6 +239,7 @@ class Rig:
         speculation: SpeculationParams | None = None,
         deadline: float | None = None,
         stop_ids: frozenset[int] = frozenset(),
+        strings: tuple[str, ...] = (),
         ignore_eos: bool = False,
     ) -> None:
         eos = frozenset() if ignore_eos else frozenset({EOS})
@@ -209,7 +247,7 @@ class Rig:
             Request(
                 request_id,
                 tuple(prompt),
-                StopParams(max_tokens, stop_ids, eos),
+                StopParams(max_tokens, stop_ids, eos, strings),
                 sampling or SamplingParams(temperature=0.0),
                 speculation or SpeculationParams(),
                 priority=priority,
@@ -242,6 +280,21 @@ class Rig:
             out.extend(chunk.tokens)
         assert all(c.finish is None for c in chunks[:-1])
         return out
+
+    def text(self, request_id: str) -> str:
+        return "".join(c.text for c in self.chunks.get(request_id, []))
+
+    def finish(self, request_id: str) -> Finish:
+        """The end of a generation; checks that usage agrees with what was delivered."""
+        finish = self.chunks[request_id][-1].finish
+        assert finish is not None, "not ended"
+        assert finish.completion_tokens == len(self.tokens(request_id))
+        return finish
+
+    def totals(self) -> tuple[int, int]:
+        """Drafts verified and drafts accepted, over all steps."""
+        reports = self.observer.reports
+        return sum(r.drafted for r in reports), sum(r.accepted for r in reports)
 
 
 def reference(

@@ -56,7 +56,7 @@ def test_lists_that_do_not_match_are_an_error() -> None:
 def test_what_is_emitted_is_always_the_targets_own(
     drafts: tuple[int, ...], own: tuple[int, ...]
 ) -> None:
-    """Whatever was drafted, the tokens are a prefix of the target's, and no shorter than need be."""
+    """Whatever was drafted: a prefix of the target's tokens, no shorter than need be."""
     (verdict,) = verify([Proposal(drafts)], [own[: len(drafts) + 1]])
     emitted = (*drafts[: verdict.accepted], verdict.next_token)
     assert emitted == own[: len(emitted)]
