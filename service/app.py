@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from engine.errors import ConfigError
@@ -57,7 +57,7 @@ async def serve(
     """Serve until `stop` or until the engine fails for good; returns the exit code."""
     telemetry = make_telemetry(
         settings.telemetry,
-        version("draftwire"),
+        _version(),
         settings.otlp_endpoint,
         settings.metrics_interval_s,
     )
@@ -93,6 +93,13 @@ async def _until_over(server: Server, stop: StopSignals) -> bool:
     for wait in waits:
         wait.cancel()
     return server.lifecycle.failed.is_set()
+
+
+def _version() -> str:
+    try:
+        return version("draftwire")
+    except PackageNotFoundError:
+        return "unknown"  # run from a checkout
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -184,10 +184,13 @@ async def _encode(parsed: Parsed, model: ServedModel) -> tuple[int, ...]:
 
 
 def _within(request: Request, deadline: float | None, now: float) -> Request:
-    """The earlier of both deadlines holds. What is already too late is not submitted."""
-    known = [d for d in (request.deadline, deadline) if d is not None]
-    if not known:
+    """The earlier of the request's and the call's deadline holds.
+
+    A call without time left is refused; a request's own time only begins with its acceptance.
+    """
+    if deadline is None:
         return request
-    if min(known) <= now:
+    if deadline <= now:
         raise refused(Reason.DEADLINE, "the deadline passed before the request was accepted")
-    return replace(request, deadline=min(known))
+    own = request.deadline
+    return replace(request, deadline=deadline if own is None else min(own, deadline))

@@ -54,6 +54,7 @@ class ModelService:
         found = Violations("")
         kind = request.WhichOneof("prompt")
         found.need(kind is not None, "prompt", "one of text and messages is required")
+        found.refuse_if_any()
         if kind == "text":
             check_text(request.text, "text", self._limits, found)
             found.refuse_if_any()

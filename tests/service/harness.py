@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def write_model(directory: Path, chat: bool = True) -> Path:
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (BOS, IM_START, IM_END)])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    config: dict[str, Any] = {"bos_token": {"content": BOS}, "eos_token": IM_END}
+    bos = {"__type": "AddedToken", "content": BOS, "special": True}
+    config: dict[str, Any] = {"bos_token": bos, "eos_token": IM_END}
     if chat:
         config["chat_template"] = CHAT_TEMPLATE
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
@@ -251,6 +253,7 @@ async def running(
     telemetry: Callable[[Telemetry], Telemetry] = lambda telemetry: telemetry,
     info: dict[str, Any] | None = None,
     options: tuple[tuple[str, Any], ...] = (),
+    clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> AsyncIterator[Harness]:
     """A server, SERVING if `ready`; `engine` and `telemetry` may change theirs before the start."""
@@ -266,7 +269,8 @@ async def running(
     built, reader = memory_telemetry(exporter)
     log = io.StringIO()
     chosen = ServeSettings(**{"listen": "127.0.0.1:0", "model": "scripted", **settings})
-    server = Server(chosen, make_client, telemetry(built), make_log("debug", "json", log))
+    lines = make_log("debug", "json", log)
+    server = Server(chosen, make_client, telemetry(built), lines, clock=clock)
     await server.start()
     channel = grpc.aio.insecure_channel(server.address, options=options)
     harness = Harness(server, made[0], channel, exporter, reader, log, described)

@@ -153,7 +153,7 @@ async def test_health_follows_the_engine_for_many_watchers_at_once(served: Harne
         await served.health.Check(health_pb2.HealthCheckRequest())
         return loop.time() - start
 
-    assert max(await asyncio.gather(*(check() for _ in range(20)))) < 0.2
+    assert max(await asyncio.gather(*(check() for _ in range(20)))) < 1.0
     served.engine.pause()
     served.engine.die()
     await all_see(NOT_SERVING)

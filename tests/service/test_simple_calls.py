@@ -83,7 +83,7 @@ async def test_the_earlier_deadline_wins(
 
 
 async def test_a_deadline_ends_generate_with_an_event_in_time(served: Harness) -> None:
-    call = generate(served, timeout=0.4, max_tokens=4000)
+    call = generate(served, timeout=1.0, max_tokens=4000)
     await served.engine.submitted()
     served.engine.play(pause_s=0.005)
     events = [event async for event in call]
@@ -93,7 +93,7 @@ async def test_a_deadline_ends_generate_with_an_event_in_time(served: Harness) -
 
 
 async def test_a_deadline_ends_complete_with_what_there_is(served: Harness) -> None:
-    call = complete(served, timeout=0.4, max_tokens=4000)
+    call = complete(served, timeout=1.0, max_tokens=4000)
     await served.engine.submitted()
     served.engine.play(pause_s=0.005)
     response = await call
