@@ -46,7 +46,7 @@ inline V select(V a, int lo, int hi, float other) {
 inline float sum(V a) { return _mm512_reduce_add_ps(a.x); }
 inline float maximum(V a) { return _mm512_reduce_max_ps(a.x); }
 
-constexpr int PV_ROWS = 4, PV_VECTORS = 4;
+constexpr int PV_ROWS = 6, PV_VECTORS = 4;
 
 // Scores of one row against a block: K holds pairs of dims, interleaved per position.
 struct DotF32 {
