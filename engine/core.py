@@ -74,6 +74,7 @@ class Engine:
         chunk = self.scheduler.cancel(request_id, reason, self._clock())
         if chunk is not None:
             self._ended.append(chunk)
+            self._draft.forget(request_id)  # now: the id may be used again before the next step
 
     @property
     def busy(self) -> bool:

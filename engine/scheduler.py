@@ -79,6 +79,7 @@ class Scheduler:
         self._live[request.id] = seq
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
+            self._prune_deadlines()
         self._wait(seq)
 
     def cancel(self, request_id: str, reason: FinishReason, now: float) -> TokenChunk | None:
@@ -97,6 +98,13 @@ class Scheduler:
             if seq is not None and due is not None and due <= now:
                 chunks.append(self._end(seq, Finish(FinishReason.DEADLINE), now))
         return chunks
+
+    def _prune_deadlines(self) -> None:
+        """Most requests end long before their deadline."""
+        if len(self._deadlines) > 2 * len(self._live) + 100:
+            due = ((s.request.deadline, i) for i, s in self._live.items())
+            self._deadlines = [(d, i) for d, i in due if d is not None]
+            heapq.heapify(self._deadlines)
 
     def _wait(self, seq: Sequence) -> None:
         self._waiting[seq.request.priority] += 1

@@ -269,7 +269,7 @@ class Rig:
             if not self.engine.busy:
                 return
             self.step()
-        raise AssertionError("livelock")
+        assert not self.engine.busy, "livelock"
 
     def tokens(self, request_id: str) -> list[int]:
         """Delivered tokens; checks that offsets are gapless and the end comes once and last."""
