@@ -24,6 +24,7 @@ class GuardedDraft:
         self._rest = rest
         self._failed_in_row = 0
         self._skip = 0
+        self._working = False  # the source has proposed in this step, and may hear how it went
         self.errors = 0
 
     @property
@@ -31,6 +32,7 @@ class GuardedDraft:
         return self._source.name
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
+        self._working = False
         none = [NO_PROPOSAL] * len(plan.work)
         if self._skip:
             self._skip -= 1
@@ -41,17 +43,24 @@ class GuardedDraft:
         except Exception:  # whatever it is, no request may notice
             self._failed()
             return none
-        self._failed_in_row = 0
+        self._working = True
         return proposals
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        if not self._working:
+            return
         try:
             self._source.observe(plan, proposals, verdicts)
         except Exception:  # as above
             self._failed()
+        else:
+            self._failed_in_row = 0
 
     def forget(self, request_id: str) -> None:
-        self._source.forget(request_id)
+        try:
+            self._source.forget(request_id)
+        except Exception:  # as above
+            self.errors += 1
 
     def _check(self, plan: StepPlan, proposals: Seq[Proposal]) -> None:
         for work, proposal in zip(plan.work, proposals, strict=True):

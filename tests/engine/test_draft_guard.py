@@ -1,0 +1,176 @@
+"""A draft source that misbehaves costs its drafts, never a request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import pytest
+
+from engine.draft_guard import GuardedDraft
+from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
+from tests.engine.fakes import VOCAB, Rig, WrongDraft, reference
+from tests.engine.test_draft_ngram import plan, sequence
+
+STEP = plan((sequence([1], "a"), 2), (sequence([1], "b"), 0))
+VERDICTS = [Verdict(0, 1)] * 2
+
+
+class Script:
+    """Does in each step what it is told; "ok" proposes one token for the first sequence."""
+
+    name = "script"
+    errors = 0
+
+    def __init__(self, deeds: Callable[[int], str]) -> None:
+        self._deeds = deeds
+        self.asked = 0
+        self.told = 0
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        self.asked += 1
+        fine = [Proposal((1,), self.name), *[NO_PROPOSAL] * (len(plan.work) - 1)]
+        match self._deeds(self.asked):
+            case "raise":
+                raise RuntimeError("no")
+            case "too many":
+                return [Proposal((1,) * (plan.work[0].draft_cap + 1), self.name), *fine[1:]]
+            case "too few answers":
+                return []
+            case "past the vocabulary":
+                return [Proposal((VOCAB,), self.name), *fine[1:]]
+            case "negative":
+                return [Proposal((-1,), self.name), *fine[1:]]
+            case "no number":
+                return [Proposal(("x",), self.name), *fine[1:]]  # type: ignore[arg-type]
+        return fine
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        self.told += 1
+        if self._deeds(self.asked) == "raise in observe":
+            raise RuntimeError("no")
+
+    def forget(self, request_id: str) -> None:
+        if self._deeds(self.asked) == "raise in forget":
+            raise RuntimeError("no")
+
+
+FAULTS = (
+    "raise",
+    "too many",
+    "too few answers",
+    "past the vocabulary",
+    "negative",
+    "no number",
+    "raise in observe",
+)
+
+
+def step(guard: GuardedDraft) -> list[Proposal]:
+    proposals = guard.propose(STEP)
+    guard.observe(STEP, proposals, VERDICTS)
+    return proposals
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_kept_from_the_step_and_counted(fault: str) -> None:
+    guard = GuardedDraft(Script(lambda n: fault if n == 2 else "ok"), VOCAB)
+    fine = [Proposal((1,), "script"), NO_PROPOSAL]
+    assert step(guard) == fine
+    assert step(guard) == (fine if fault == "raise in observe" else [NO_PROPOSAL] * 2)
+    assert step(guard) == fine
+    assert guard.errors == 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_after_some_in_a_row_it_is_left_alone_and_then_tried_again(fault: str) -> None:
+    source = Script(lambda n: fault if n <= 3 else "ok")
+    guard = GuardedDraft(source, VOCAB, patience=3, rest=5)
+    for _ in range(3):
+        step(guard)
+    assert (source.asked, guard.errors) == (3, 3)
+    for _ in range(5):
+        assert step(guard) == [NO_PROPOSAL] * 2
+    assert source.asked == 3
+    assert step(guard)[0].tokens == (1,)
+    assert (source.asked, guard.errors) == (4, 3)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_failed_trial_doubles_the_rest_up_to_a_limit(fault: str) -> None:
+    source = Script(lambda n: fault)
+    guard = GuardedDraft(source, VOCAB, patience=2, rest=1)
+    asked_at = []
+    for number in range(350):
+        before = source.asked
+        step(guard)
+        if source.asked > before:
+            asked_at.append(number)
+    gaps = [b - a - 1 for a, b in zip(asked_at, asked_at[1:], strict=False)]
+    assert gaps == [0, 1, 2, 4, 8, 16, 32, 64, 64, 64, 64]
+
+
+def test_a_success_closes_the_breaker() -> None:
+    source = Script(lambda n: "raise" if n % 2 else "ok")
+    guard = GuardedDraft(source, VOCAB, patience=2, rest=50)
+    for _ in range(20):
+        step(guard)
+    assert (source.asked, guard.errors) == (20, 10)
+
+
+def test_it_is_told_nothing_while_it_rests() -> None:
+    source = Script(lambda n: "raise")
+    guard = GuardedDraft(source, VOCAB, patience=1, rest=10)
+    for _ in range(5):
+        step(guard)
+    assert (source.asked, source.told) == (1, 0)
+
+
+def test_failing_to_forget_is_an_error_like_others() -> None:
+    guard = GuardedDraft(Script(lambda n: "raise in forget"), VOCAB)
+    guard.forget("a")
+    assert guard.errors == 1
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "raise in forget"])
+def test_no_request_notices(fault: str) -> None:
+    rig = Rig(source=Script(lambda n: fault))
+    for i in range(4):
+        rig.submit(str(i), [1 + i, 2], 40)
+    rig.drain()
+    for i in range(4):
+        assert rig.tokens(str(i)) == reference([1 + i, 2], 40)
+    assert rig.engine._draft.errors >= 3
+    assert max(r.draft_errors for r in rig.observer.reports) >= 3
+
+
+def test_a_fault_in_the_middle_leaves_a_draft_model_usable() -> None:
+    """Its cursor moves only with what was fed, so it is right again at once."""
+    rig = Rig(draft="perfect")
+    model, calls = rig.draft_model, 0
+    run = model.run
+
+    def sometimes(feeds: Seq[object]) -> list[tuple[int, ...]]:
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 3:
+            raise MemoryError
+        return run(feeds)  # type: ignore[arg-type]
+
+    model.run = sometimes  # type: ignore[method-assign, assignment]
+    for i in range(4):
+        rig.submit(str(i), [1 + i, 2] * 5, 60, ignore_eos=True)
+    rig.drain()
+    for i in range(4):
+        assert rig.tokens(str(i)) == reference([1 + i, 2] * 5, 60, stop_ids=frozenset())
+    drafted, accepted = rig.totals()
+    assert accepted == drafted > 20
+    assert rig.engine._draft.errors > 3
+
+
+def test_guesses_are_wrong_not_errors() -> None:
+    rig = Rig(source=WrongDraft(random.Random(0)))
+    rig.submit("a", [1, 2], 40, ignore_eos=True)
+    rig.drain()
+    assert rig.engine._draft.errors == 0
