@@ -199,9 +199,8 @@ class Rig:
         self.pool = BlockPool(num_blocks, block_size)
         self.target = HashModel(hash_next, num_blocks, block_size)
         self.draft = source or self._source(draft, rng or random.Random(0), context_limit)
-        self.scheduler = Scheduler(
-            self.config, self.pool, policy or ClassArrival(), texts, context_limit
-        )
+        self.policy = ClassArrival() if policy is None else policy
+        self.scheduler = Scheduler(self.config, self.pool, self.policy, texts, context_limit)
         self.engine = Engine(
             self.scheduler,
             wrap(self.target),

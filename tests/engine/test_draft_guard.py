@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_each_failed_trial_doubles_the_rest_up_to_a_limit(fault: str) -> None:
         step(guard)
         if source.asked > before:
             asked_at.append(number)
-    gaps = [b - a - 1 for a, b in zip(asked_at, asked_at[1:], strict=False)]
+    gaps = [b - a - 1 for a, b in pairwise(asked_at)]
     assert gaps == [0, 1, 2, 4, 8, 16, 32, 64, 64, 64, 64]
 
 

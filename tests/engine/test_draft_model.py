@@ -37,7 +37,7 @@ def all_accepted(rig: Rig) -> int:
 
 
 def test_drafting_that_comes_and_goes_with_the_load() -> None:
-    """Two and five live by turns: at five there are no rows for drafts, and the draft falls behind."""
+    """Two and five live by turns: at five there are no rows for drafts, and it falls behind."""
     rng = random.Random(1)
     rig, _ = rig_with(rows=24, draft_rows=5, num_blocks=200)
     prompts: dict[str, list[int]] = {}
@@ -94,7 +94,7 @@ def test_rows_go_to_the_first_in_line_first() -> None:
 def test_past_its_context_the_sequence_goes_on_without(length: int) -> None:
     """The draft ends at 64, the target at 256: same ids, and "drafted" rises no more."""
     prompt = prompt_of(random.Random(length), length)
-    rig, model = rig_with(rows=256, context_limit=64, num_blocks=200, max_step_rows=256)
+    rig, _ = rig_with(rows=256, context_limit=64, num_blocks=200, max_step_rows=256)
     rig.submit("other", [1, 2, 3], 50, ignore_eos=True)
     rig.submit("a", prompt, 50, ignore_eos=True)
     highest = -1
