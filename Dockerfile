@@ -19,10 +19,14 @@ RUN /opt/draftwire/bin/pip wheel --no-cache-dir ${PIP_ARGS} --no-deps --wheel-di
     && /opt/draftwire/bin/pip install --no-cache-dir --no-deps /wheels/*.whl
 
 FROM ${PYTHON_IMAGE}
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libgomp1 \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/draftwire /opt/draftwire
 ENV PATH=/opt/draftwire/bin:$PATH \
     DRAFTWIRE_HOME=/var/lib/draftwire
-RUN useradd --system --uid 10001 --home-dir /var/lib/draftwire --create-home draftwire
+RUN useradd --uid 10001 --home-dir /var/lib/draftwire --no-create-home draftwire \
+    && install --directory --owner draftwire --group draftwire /var/lib/draftwire
 USER draftwire
 WORKDIR /var/lib/draftwire
 # Models are fetched once and kept here.

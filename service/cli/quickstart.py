@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -21,13 +21,8 @@ from service.cli.health import is_serving, wait_serving
 from service.settings import ServeSettings
 
 PROMPT = '''def fibonacci(n: int) -> int:
-    """Return the n-th Fibonacci number.
-
-    >>> fibonacci(10)
-    55
-    """
-'''
-OPTIONS = ("--max-tokens", "96", "--temperature", "0", "--stop", "\n\n\n", "--stop", "\ndef ")
+    """Return the n-th Fibonacci number."""'''
+STOPS = ("\ndef ", "\n\n\n", "\n```")
 STOP_GRACE_S = 35.0
 POLL_S = 0.2
 
@@ -84,14 +79,17 @@ def bring_up(background: Background, listen: str, patience: float, stack: ExitSt
 
 def pull(model: str) -> None:
     """Fetch the model here, with a progress bar; the server would do it too, but silently."""
-    _draftwire("the model could not be fetched", "models", "pull", model)
+    _draftwire("the model could not be fetched", sys.stderr, "models", "pull", model)
 
 
 def complete(target: str) -> None:
     """Stream a completion of the built-in prompt to the terminal, through the real client."""
     say(f"completing through `draftwire generate --target {target}`:\n")
     print(PROMPT, end="", flush=True)
-    _draftwire("the completion failed", "generate", PROMPT, "--target", target, *OPTIONS)
+    options = ["--target", target, "--max-tokens", "96", "--temperature", "0"]
+    for stop in STOPS:
+        options += ["--stop", stop]
+    _draftwire("the completion failed", sys.stdout, "generate", PROMPT, *options)
     print(flush=True)
 
 
@@ -111,8 +109,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _draftwire(failure: str, *arguments: str) -> None:
-    if subprocess.run([sys.executable, "-m", "service", *arguments], check=False).returncode != 0:
+def _draftwire(failure: str, stdout: IO[str], *arguments: str) -> None:
+    command = [sys.executable, "-m", "service", *arguments]
+    if subprocess.run(command, stdout=stdout, check=False).returncode != 0:
         raise Failed(failure)
 
 
