@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,21 +40,20 @@ class Programs:
         options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--progress-bar=off")
         command = [*self.pip, "download", *options, "--dest", str(wheels), requirement]
         environment = {**os.environ, "TMPDIR": str(temporary), "PIP_NO_INPUT": "1"}
-        with (
-            log.open("wb") as output,
-            subprocess.Popen(
+        with log.open("wb") as output:
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-            ) as process,
-        ):
-            try:
-                while _running(process):
-                    moved(_bytes_below(scratch))
-            finally:
-                process.kill()
+            )
+        try:
+            while _running(process):
+                moved(_bytes_below(scratch))
+        finally:
+            process.kill()
+            process.wait()
         found = sorted(wheels.glob("*.whl"))
         if process.returncode != 0 or len(found) != 1:
             said = log.read_text(errors="replace")
@@ -103,11 +103,10 @@ def _running(process: subprocess.Popen[bytes]) -> bool:
 
 def _bytes_below(directory: Path) -> int:
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # moved away by its owner just now
-            continue
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):  # moved away by its owner just now
+                total += Path(folder, name).stat().st_size
     return total
 
 
