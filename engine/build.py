@@ -53,7 +53,6 @@ def build(
     """
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     register_attention()
-    ops = load_ops("cpu" if config.device in ("auto", "cpu") else config.device)
     target = load(config.model, config.dtype, config.device, attn_implementation=ATTENTION)
     specs = parse_drafts(config.draft)
     drafts = {
@@ -64,6 +63,7 @@ def build(
     for directory in drafts:
         check_same_vocabulary(config.model, directory)
     num_blocks = _num_blocks(config, [target, *drafts.values()])
+    ops = _ops(target)
     paged = _paged(target, config, num_blocks, ops, target.vocab_size)
     sources: list[DraftSource] = []
     for spec in specs:
@@ -71,7 +71,7 @@ def build(
         if spec.kind == "model":
             loaded = drafts[spec.model]
             vocabulary = min(loaded.vocab_size, target.vocab_size)
-            model = _paged(loaded, config, num_blocks, ops, vocabulary)
+            model = _paged(loaded, config, num_blocks, _ops(loaded), vocabulary)
             source = ModelDraft(model, config.max_step_rows, loaded.context_limit)
         sources.append(GuardedDraft(source, target.vocab_size))
     info = _info(config, target, ops, tuple(s.name for s in sources), num_blocks)
@@ -89,6 +89,10 @@ def _shape(loaded: LoadedModel) -> KVShape:
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     kv_heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
     return KVShape(c.num_hidden_layers, kv_heads, head_dim, loaded.model.dtype)
+
+
+def _ops(loaded: LoadedModel) -> Ops:
+    return load_ops(loaded.model.device.type, _shape(loaded).head_dim)
 
 
 def _num_blocks(config: EngineConfig, models: list[LoadedModel]) -> int:
@@ -126,7 +130,7 @@ def _info(
         "weights": target.weights_hash,
         "dtype": str(target.model.dtype),
         "device": str(target.model.device),
-        "kernels": f"{ops.name}/{ops.isa}",
+        "kernels": f"{ops.name}/{ops.isa}/{ops.version}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -68,12 +68,13 @@ class Ops:
     sample_rows: SampleRows
 
 
-def load_ops(device: str) -> Ops:
-    """The C++ library for `device` "cpu" where it was built, else torch.
+def load_ops(device: str, head_dim: int = 64) -> Ops:
+    """The C++ library for `device` "cpu" where it was built and knows the head size, else torch.
 
     Raises ValueError if $DRAFTWIRE_ISA names an instruction set that is unknown or not there.
     """
-    library = cpu.load() if device == "cpu" else None
+    known = device == "cpu" and head_dim % 16 == 0 and head_dim <= 256
+    library = cpu.load() if known else None
     if library is None:
         return REFERENCE
     return Ops(

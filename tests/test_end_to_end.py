@@ -1,0 +1,194 @@
+"""The whole of it: `draftwire serve` in a process, its engine in a child, the real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from service.pb import draftwire_pb2 as pb
+from service.pb.draftwire_pb2_grpc import GenerationServiceStub
+from tests.engine.model_files import write_directory
+
+START_S = 90.0
+PROMPT = "for index in range(10):\n    print(index"
+
+
+class Server:
+    """A `draftwire serve` process of the test's own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str, model: Path) -> None:
+        self.process = process
+        self.address = address
+        self.model = model
+        self.engine_pid = 0
+
+    def engine(self) -> psutil.Process:
+        """The engine's process, once there is one."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            for child in psutil.Process(self.process.pid).children():
+                if "engine.child" in child.cmdline():
+                    return child
+            time.sleep(0.02)
+        raise AssertionError("no engine process")
+
+    def generate(self, *options: str) -> dict[str, object]:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "service", "generate", PROMPT, "--json"),
+                *("--wait", "60", "--target", self.address, *options),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        result: dict[str, object] = json.loads(done.stdout)
+        return result
+
+
+@contextmanager
+def serving(model: Path, scratch: Path, *options: str) -> Iterator[Server]:
+    port_file = scratch / "port"
+    log = (scratch / "log").open("wb")
+    command = [sys.executable, "-m", "service", "serve", "--model", str(model), *options]
+    command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), "--kv-cache-mib", "8"]
+    with log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            end = time.monotonic() + START_S
+            while not port_file.exists() and time.monotonic() < end and process.poll() is None:
+                time.sleep(0.05)
+            assert port_file.exists(), (scratch / "log").read_text()
+            yield Server(process, port_file.read_text().strip(), model)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_directory(tmp_path_factory.mktemp("model"), rows=300)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options = ("--dtype", "float32", "--draft", f"ngram,model:{model}", "--threads", "1")
+    with serving(model, tmp_path_factory.mktemp("serve"), *options) as running:
+        yield running
+
+
+def test_greedy_is_what_transformers_says(server: Server) -> None:
+    got = server.generate("--temperature", "0", "--max-tokens", "40", "--ignore-eos")
+    stock = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    ids = torch.tensor([_encode(server)])
+    with torch.inference_mode():
+        want = stock.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    assert got["token_ids"] == want[0, ids.shape[1] :].tolist()
+    assert got["finish_reason"] == "LENGTH"
+    assert got["usage"] == {
+        "prompt_tokens": ids.shape[1],
+        "completion_tokens": 40,
+        "cached_tokens": 0,
+    }
+
+
+def test_drafts_change_the_number_of_steps_and_nothing_else(server: Server) -> None:
+    options = ("--temperature", "0.8", "--seed", "11", "--max-tokens", "40", "--ignore-eos")
+    plain = server.generate(*options, "--no-speculation")
+    drafted = server.generate(*options, "--draft-source", "model")
+    assert plain["token_ids"] == drafted["token_ids"]
+    assert plain["text"] == drafted["text"]
+    speculation = drafted["speculation"]
+    assert isinstance(speculation, dict)
+    # The draft is the target itself, so every draft is accepted.
+    assert speculation["accepted"] == speculation["drafted"] > 0
+    assert speculation["by_source"].keys() == {"model"}
+    assert speculation["target_steps"] < 40
+
+
+def test_a_killed_engine_ends_its_streams_and_comes_back(server: Server) -> None:
+    before = server.generate("--temperature", "0", "--max-tokens", "20")
+    for _ in range(2):
+        finished, seconds = asyncio.run(_kill_under_load(server))
+        assert seconds < 2.0
+        for event in finished:
+            assert event.reason == pb.FINISH_REASON_ERROR
+            assert event.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        after = server.generate("--temperature", "0", "--max-tokens", "20")
+        assert after["token_ids"] == before["token_ids"]
+
+
+def test_sigterm_lets_running_work_finish(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, "--threads", "1") as running:
+        running.generate("--max-tokens", "1")
+        finished = asyncio.run(_terminate_while_streaming(running))
+        assert finished.reason == pb.FINISH_REASON_LENGTH
+        assert running.process.wait(20) == 0
+        assert not psutil.pid_exists(running.engine_pid)
+
+
+async def _kill_under_load(server: Server) -> tuple[list[pb.Finished], float]:
+    """Eight streams, the engine killed once all have begun: how they end, and how soon."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = GenerationServiceStub(channel)
+        streams = [stub.Generate(pb.GenerateRequest(params=_long(seed))) for seed in range(8)]
+        for stream in streams:
+            assert (await stream.read()).HasField("accepted")
+            assert (await stream.read()).HasField("delta")
+        server.engine().send_signal(signal.SIGKILL)
+        started = time.monotonic()
+        finished = [await _end(stream) for stream in streams]
+        return finished, time.monotonic() - started
+
+
+async def _terminate_while_streaming(server: Server) -> pb.Finished:
+    server.engine_pid = server.engine().pid
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stub = GenerationServiceStub(channel)
+        stream = stub.Generate(pb.GenerateRequest(params=_long(0)))
+        await stream.read()
+        await stream.read()
+        server.process.send_signal(signal.SIGTERM)
+        return await _end(stream)
+
+
+async def _end(stream: grpc.aio.UnaryStreamCall) -> pb.Finished:
+    while (response := await stream.read()) is not grpc.aio.EOF:
+        if response.HasField("finished"):
+            finished: pb.Finished = response.finished
+            return finished
+    raise AssertionError("a stream ended without its terminal event")
+
+
+def _long(seed: int) -> pb.GenerationParams:
+    """As long as the tiny context allows."""
+    params = pb.GenerationParams(text="def add", stopping=pb.Stopping(ignore_eos=True))
+    params.stopping.max_tokens = 110
+    params.sampling.seed = seed
+    return params
+
+
+def _encode(server: Server) -> list[int]:
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(server.model / "tokenizer.json")).encode(PROMPT).ids
+    return ids
