@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
+from engine.errors import InvalidRequest
 from engine.observer import StepReport
 from engine.types import Finish, FinishReason, ModelInfo, Request, TokenChunk
 
@@ -54,7 +55,8 @@ class EngineClient(Protocol):
         ...
 
     def submit(self, request: Request) -> None:
-        """Thread-safe, does not block. Raises EngineDead unless READY."""
+        """Thread-safe, does not block. Raises EngineDead unless READY, InvalidRequest if a request
+        of that id is live."""
         ...
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
@@ -78,7 +80,10 @@ class Ledger:
         self._tokens: dict[str, int] = {}
 
     def open(self, request: Request) -> None:
+        """Raises InvalidRequest if a request of that id is live."""
         with self._lock:
+            if request.id in self._requests:
+                raise InvalidRequest(f"generation {request.id!r} is already live")
             self._requests[request.id] = request
             self._tokens[request.id] = 0
 

@@ -34,6 +34,7 @@ class ThreadClient:
         self._clock = clock
         self._inbox = Inbox()
         self._ledger = Ledger()
+        self._lock = threading.Lock()
         self._state = EngineState.STARTING
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -45,17 +46,21 @@ class ThreadClient:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        if self._state is not EngineState.READY:
-            raise EngineDead(f"the engine is {self._state}")
-        self._ledger.open(request)
-        self._inbox.put(Submit(request))
+        # Under the lock, so that a request is in the ledger before the engine's end is declared,
+        # and ended with the others, or refused.
+        with self._lock:
+            if self._state is not EngineState.READY:
+                raise EngineDead(f"the engine is {self._state}")
+            self._ledger.open(request)
+            self._inbox.put(Submit(request))
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         self._inbox.put(Cancel(request_id, reason))
 
     def stop(self) -> None:
         self._inbox.put(Stop())
-        self._thread.join(timeout=30)
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
 
     def _run(self) -> None:
         reports = LastReport()
@@ -63,7 +68,7 @@ class ThreadClient:
             engine, info = self._factory(reports)
             self._change(EngineState.READY, info)
             Host(engine, reports, self._inbox, self._deliver).run()
-        except Exception as error:
+        except BaseException as error:  # whatever ends the thread must end its requests
             cause = f"{type(error).__name__}: {error}"
             self._close(Finish(FinishReason.ERROR, error=cause), EngineState.FAILED, cause)
         else:
@@ -81,5 +86,6 @@ class ThreadClient:
             self._listener.report(step.report)
 
     def _change(self, state: EngineState, info: ModelInfo | None, cause: str = "") -> None:
-        self._state = state
+        with self._lock:
+            self._state = state
         self._listener.changed(state, info, cause)
