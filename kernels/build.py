@@ -20,7 +20,15 @@ from typing import Any
 SOURCES = Path(__file__).parent / "cpu"
 LIBRARY = Path(__file__).parent / "_cpu.so"
 
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"]
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+]
 _AVX512 = ["-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 _X86 = {
     "avx2": ["-mavx2", "-mfma"],

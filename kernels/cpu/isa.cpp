@@ -21,9 +21,15 @@ namespace draftwire {
 
 const Kernels* TABLE_OF(DRAFTWIRE_ISA)() {
     static const Kernels table = {
-        NAME_OF(DRAFTWIRE_ISA),        attention_scratch, attention<uint16_t, DotBF16>,
-        attention<float, DotF32>, chunk_maxima,      masses,
-        candidates,               widen,
+        NAME_OF(DRAFTWIRE_ISA),
+        attention_scratch,
+        attention<uint16_t, DotBF16>,
+        attention<float, DotF32>,
+        chunk_maxima,
+        masses,
+        rough_masses,
+        candidates,
+        widen,
     };
     return &table;
 }

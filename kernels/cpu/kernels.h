@@ -50,6 +50,9 @@ struct Kernels {
     // exp(x) in units of 2^-40 and x in bins of 1 / BINS_PER_UNIT, for x = (row[i] - max) * inverse.
     void (*masses)(const float* row, int64_t n, float max, double inverse, int64_t* mass,
                    uint16_t* bin);
+    // Roughly the sum of exp(x), and of those whose logit is above `level`.
+    void (*rough_masses)(const float* row, int64_t n, float max, float inverse, float level,
+                         float* above, float* total);
     // Marks the logits of a chunk whose key might reach `best`. Misses none; few marks are vain.
     bool (*candidates)(const float* row, int n, int64_t first_id, const Draw&, float best,
                        int32_t* marks);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 namespace draftwire {
@@ -87,19 +88,28 @@ float weighted_edge(std::vector<Weighted>& items, int64_t above, double need) {
 // Top-p among `n` logits: a histogram of their masses finds the bin, and a selection the edge in it.
 float nucleus_edge(const Kernels& kernels, const float* logits, int64_t n, float max,
                    const Sampling& s) {
-    std::vector<int64_t> mass(n), histogram(BINS, 0);
-    std::vector<uint16_t> bin(n);
-    kernels.masses(logits, n, max, 1.0 / s.temperature, mass.data(), bin.data());
-    int64_t total = 0;
-    for (int64_t i = 0; i < n; ++i) histogram[bin[i]] += mass[i];
+    constexpr int64_t BLOCK_SIZE = 1024;  // what stays in L1
+    int64_t mass[BLOCK_SIZE], histogram[BINS] = {}, total = 0;
+    double inverse = 1.0 / s.temperature;
+    std::unique_ptr<uint16_t[]> bins(new uint16_t[n]);
+    for (int64_t i = 0; i < n; i += BLOCK_SIZE) {
+        int64_t count = std::min(BLOCK_SIZE, n - i);
+        uint16_t* bin = bins.get() + i;
+        kernels.masses(logits + i, count, max, inverse, mass, bin);
+        for (int64_t j = 0; j < count; ++j) histogram[bin[j]] += mass[j];
+    }
     for (int64_t m : histogram) total += m;
     double need = s.top_p * double(total);
     int64_t above = 0;
     int at = 0;
     while (at < BINS - 1 && double(above + histogram[at]) < need) above += histogram[at++];
     std::vector<Weighted> items;
-    for (int64_t i = 0; i < n; ++i)
-        if (bin[i] == at) items.push_back({logits[i], mass[i]});
+    for (int64_t i = 0; i < n; ++i) {
+        if (bins[i] != at) continue;
+        uint16_t bin;
+        kernels.masses(logits + i, 1, max, inverse, mass, &bin);
+        items.push_back({logits[i], mass[0]});
+    }
     return weighted_edge(items, above, need);
 }
 
@@ -114,36 +124,21 @@ float logit_of(double least, float max, double temperature) {
     return edge;
 }
 
-float survivors_edge(const Row& row, const Sampling& s) {
-    float edge = std::numeric_limits<float>::lowest();  // -inf never survives
-    bool cut = s.top_k > 0 && s.top_k < row.size;
-    if (cut) edge = top_k_edge(row, s.top_k);
-    if (s.top_p < 1 && cut) {
-        Logits kept = row.at_least(edge);
-        edge = std::max(edge, nucleus_edge(row.kernels, kept.data(), kept.size(), row.max, s));
-    } else if (s.top_p < 1) {
-        edge = nucleus_edge(row.kernels, row.logits, row.size, row.max, s);
-    }
-    if (s.min_p > 0)
-        edge = std::max(edge, logit_of(std::min(0.0, std::log(s.min_p)), row.max, s.temperature));
-    return edge;
-}
-
 double gumbel(uint64_t key, int64_t id) {
     uint64_t bits = mix(key + uint64_t(id + 1) * GAMMA);
     double u = (double(bits >> 12) + 0.5) * 0x1p-52;
     return -std::log(-std::log(u));
 }
 
-int64_t draw(const Row& row, const Sampling& s) {
+// The survivor (logit >= edge, the maximum always among them) with the largest key.
+int64_t argmax_key(const Row& row, const Sampling& s, float edge) {
     double inverse = std::min(1.0 / s.temperature, 1e30);
-    Draw d = {mix(mix(s.seed) + uint64_t(s.position)), survivors_edge(row, s), row.max,
-              float(inverse)};
+    Draw d = {mix(mix(s.seed) + uint64_t(s.position)), edge, row.max, float(inverse)};
     int64_t chosen = row.first_of(row.max);
     double best = gumbel(d.key, chosen);
     int32_t marks[CHUNK];
     for (int64_t c = 0; c < int64_t(row.chunk_maxima.size()); ++c) {
-        if (!(row.chunk_maxima[c] >= d.edge)) continue;
+        if (!(row.chunk_maxima[c] >= edge)) continue;
         int64_t first = c * CHUNK;
         int n = int(row.chunk_size(c));
         const float* chunk = row.logits + first;
@@ -156,6 +151,33 @@ int64_t draw(const Row& row, const Sampling& s) {
         }
     }
     return chosen;
+}
+
+// Whether top-p keeps this logit, by so wide a margin that rough sums can tell.
+bool surely_in_nucleus(const Row& row, const Sampling& s, float logit) {
+    float inverse = float(std::min(1.0 / s.temperature, 1e30)), above, total;
+    row.kernels.rough_masses(row.logits, row.size, row.max, inverse, logit, &above, &total);
+    return above < (s.top_p - 1e-3) * total;
+}
+
+int64_t draw(const Row& row, const Sampling& s) {
+    float edge = std::numeric_limits<float>::lowest();  // -inf never survives
+    if (s.min_p > 0) edge = logit_of(std::min(0.0, std::log(s.min_p)), row.max, s.temperature);
+    if (s.top_k > 0 && s.top_k < row.size) {
+        float k_edge = top_k_edge(row, s.top_k);
+        edge = std::max(edge, k_edge);
+        if (s.top_p < 1) {
+            Logits kept = row.at_least(k_edge);
+            edge = std::max(edge, nucleus_edge(row.kernels, kept.data(), kept.size(), row.max, s));
+        }
+        return argmax_key(row, s, edge);
+    }
+    // Usually the winner without top-p is in the nucleus, and so the winner with it: its edge, which
+    // takes an exact sum over the vocabulary, need not be known.
+    int64_t chosen = argmax_key(row, s, edge);
+    if (s.top_p >= 1 || surely_in_nucleus(row, s, row.logits[chosen])) return chosen;
+    edge = std::max(edge, nucleus_edge(row.kernels, row.logits, row.size, row.max, s));
+    return argmax_key(row, s, edge);
 }
 
 }  // namespace

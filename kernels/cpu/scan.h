@@ -86,6 +86,32 @@ bool candidates(const float* row, int n, int64_t first_id, const Draw& draw, flo
     return any != 0;
 }
 
+// Floats throughout, and sixteen sums side by side: right to about one in ten thousand.
+void rough_masses(const float* row, int64_t n, float max, float inverse, float level, float* above,
+                  float* total) {
+    const float magic = 0x1.8p23f;
+    float sum_above[16] = {}, sum[16] = {};
+    for (int64_t i = 0; i < n; i += 16) {
+        int count = n - i < 16 ? int(n - i) : 16;
+        for (int j = 0; j < count; ++j) {
+            float t = (row[i + j] - max) * inverse * 1.44269504f;
+            t = t < -126.0f ? -126.0f : t;
+            float shifted = t + magic;
+            float r = (t - (shifted - magic)) * 0.693147181f;
+            float y = r * (1.0f / 120) + 1.0f / 24;
+            y = y * r + 1.0f / 6;
+            y = y * r + 0.5f;
+            y = y * r + 1.0f;
+            y = y * r + 1.0f;
+            y = bits<float>(bits<int32_t>(y) + int32_t(bits<uint32_t>(shifted) << 23));
+            sum[j] += y;
+            sum_above[j] += row[i + j] > level ? y : 0.0f;
+        }
+    }
+    *above = *total = 0.0f;
+    for (int j = 0; j < 16; ++j) *above += sum_above[j], *total += sum[j];
+}
+
 void widen(const uint16_t* bf16, int64_t n, float* row) {
     for (int64_t i = 0; i < n; ++i) row[i] = bits<float>(uint32_t(bf16[i]) << 16);
 }
