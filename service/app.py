@@ -12,6 +12,8 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rich.console import Console
+
 from engine.errors import ConfigError
 from engine.specs import resolve_models
 from service.logs import library_handler, make_log
@@ -117,7 +119,9 @@ def run(settings: ServeSettings) -> int:
     handler = library_handler(settings.log_level, settings.log_format, time.monotonic)
     root.addHandler(handler)
     try:
-        return asyncio.run(_main(settings, log))
+        # Before the event loop, so that an interrupt ends a long download as it ends any program.
+        make_client = engine_factory(settings)
+        return asyncio.run(_main(settings, make_client, log))
     except ConfigError as error:
         print(f"draftwire: {error}", file=sys.stderr)
         return MISCONFIGURED
@@ -125,24 +129,25 @@ def run(settings: ServeSettings) -> int:
         root.removeHandler(handler)
 
 
-async def _main(settings: ServeSettings, log: Log) -> int:
+async def _main(settings: ServeSettings, make_client: ClientFactory, log: Log) -> int:
     stop = StopSignals()
     uninstall = stop.install()
     try:
-        make_client = await asyncio.to_thread(engine_factory, settings)
         return await serve(settings, make_client, log, stop)
     finally:
         uninstall()
 
 
 def engine_factory(settings: ServeSettings) -> ClientFactory:
-    """Find (and fetch, if need be) the models, and say how to make their engine. Blocks.
+    """Find the models, fetching what is missing (which shows on stderr), and say how to make
+    their engine. Raises ConfigError for a model that cannot be had."""
+    from engine.process import ProcessClient, Supervision  # only the real server needs these
+    from service.models.progress import shown
+    from service.models.supply import resolve
 
-    Raises ConfigError for a model that cannot be had.
-    """
-    from engine.process import ProcessClient, Supervision  # only the real server needs them
-    from service.models import resolve
-
-    config = resolve_models(settings.to_engine_config(), lambda name: str(resolve(name)))
+    with shown(Console(stderr=True)) as report:
+        config = resolve_models(
+            settings.to_engine_config(), lambda name: str(resolve(name, report))
+        )
     supervision = Supervision(watchdog_s=settings.watchdog_s)
     return lambda listener: ProcessClient(config, listener, supervision)

@@ -49,6 +49,8 @@ class Lifecycle:
         self.failed = asyncio.Event()
 
     def engine_changed(self, state: EngineState, info: ModelInfo | None, cause: str) -> None:
+        if self._state is EngineState.READY and state is not EngineState.READY:
+            self._started = self._clock()
         self._state = state
         if state is not EngineState.READY:
             self._admission.model = None  # at once; the rest in order

@@ -11,7 +11,7 @@ import pytest
 from engine.types import FinishReason
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import TIMEOUT_S, eventually, text_of
-from tests.service.harness import NOT_SERVING, Harness, details, params_of, rich, running
+from tests.service.harness import NOT_SERVING, Harness, details, flood, params_of, rich, running
 
 
 async def test_running_generations_end_within_the_grace_period(served: Harness) -> None:
@@ -100,9 +100,12 @@ async def _awaited(call: grpc.aio.Call) -> pb.CompleteResponse:
     return await call
 
 
+@pytest.mark.parametrize("stuck", [False, True])
 async def test_clean_up_in_handlers_is_finished_before_the_stop_returns(
-    served: Harness, monkeypatch: pytest.MonkeyPatch
+    served: Harness, monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
+    """Also of a call that has to be cut off, because its reader does not read."""
+
     from service.session import Session
 
     cleaned = 0
@@ -115,12 +118,14 @@ async def test_clean_up_in_handlers_is_finished_before_the_stop_returns(
         cleaned += 1
 
     monkeypatch.setattr(Session, "_close", slow_close)
-    sessions = [await served.session() for _ in range(5)]
+    sessions = [await served.session() for _ in range(1 if stuck else 5)]
     for session in sessions:
-        await session.start("a")
+        await session.start("a", max_tokens=4000)
         await session.event("accepted")
+    if stuck:
+        await flood(served, served.engine.requests[0].id)
     await served.stop(grace_s=0.05)
-    assert cleaned == 5
+    assert cleaned == len(sessions)
     for session in sessions:
         assert await session.done() is grpc.StatusCode.UNAVAILABLE
 
@@ -150,8 +155,6 @@ async def test_an_engine_that_does_not_answer_cannot_hold_the_stop(served: Harne
 
 
 async def test_a_reader_that_is_away_cannot_hold_the_stop(served: Harness) -> None:
-    from tests.service.harness import flood
-
     session = await served.session()
     await session.start("a", max_tokens=4000)
     request = (await served.engine.submitted())[0]

@@ -82,6 +82,9 @@ async def test_every_generation_hears_of_the_engines_death_and_the_stream_lives_
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     # while it is being replaced, requests are refused; afterwards the same session goes on
     await served.healthy(NOT_SERVING)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.models.GetModelInfo(pb.GetModelInfoRequest())
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     await session.start("a")
     assert (await session.event()).rejected.code == grpc.StatusCode.UNAVAILABLE.value[0]
     served.engine.ready()

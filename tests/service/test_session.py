@@ -316,6 +316,23 @@ async def flood_one(served: Harness, request_id: str) -> int:
         sessions.update(others)
 
 
+async def test_what_piled_up_leaves_in_messages_that_clients_accept(served: Harness) -> None:
+    """100 generations pile up 6 MiB for a slow reader, whose limit for a message is 4 MiB."""
+    client = await served.session()
+    await client.start("blocker", max_tokens=4000)
+    request = (await served.engine.submitted())[0]
+    await flood(served, request.id)
+    names = [str(n) for n in range(100)]
+    for name in names:
+        await client.start(name)
+    requests = await served.engine.submitted(101)
+    for started in requests[1:]:
+        served.engine.say(started.id, (1,), "y" * 65536, reason=FinishReason.EOS)
+    found = await client.until_finished(*names)
+    assert {text_in(found[name]) for name in names} == {"y" * 65536}
+    assert max(frame.ByteSize() for frame in client.frames) < 1 << 20
+
+
 async def test_unread_replies_stop_the_reading_of_ops(served: Harness) -> None:
     """A client that only writes cannot make the server keep replies without end."""
     client = await served.session()
