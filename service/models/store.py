@@ -49,7 +49,7 @@ class Store:
         origin = directory / "draftwire.json"
         try:
             current = json.loads(origin.read_bytes())["format"] == FORMAT
-        except (FileNotFoundError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError):  # whoever makes it will say what is wrong
             return None
         return directory if current else None
 

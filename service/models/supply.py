@@ -45,9 +45,9 @@ class Supply:
             if model.name == ref:
                 return pull(model, self.store, self.programs, self.report)
         path = Path(ref).expanduser()
-        if path.is_file():
-            return self._converted(path.resolve(), [path])
-        if path.is_dir():
+        if ref and path.is_file():
+            return self._converted(path.resolve(), [path.resolve()])
+        if ref and path.is_dir():
             return self._directory(path)
         if HUB_ID.fullmatch(ref):
             return self._directory(self.snapshot(ref, self.report))
