@@ -12,7 +12,7 @@ class EngineConfig:
     """How the engine runs. Sizes are in tokens (rows) unless the name says otherwise.
 
     `draft_rows`: drafts are spent only while a step has at most this many rows; on a CPU a row
-    is nearly free up to there and costs its full price above (`docs/performance.md`).
+    is nearly free up to there and costs its full price above (`BENCHMARKS.md`).
     `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
     `model` and the models in `draft` are directories by the time the engine is built
     (`engine.specs.resolve_models`); `model_name` is what users call it.
