@@ -25,7 +25,11 @@ BLOCK = 16
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama-untied-bias": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "llama-untied-bias": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"attention_bias": True, "mlp_bias": True},
+    ),
     "llama-tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
