@@ -14,14 +14,25 @@ DEFAULT_TENANT = "default"
 MAX_TENANT = 128
 # A generation ends so much before its call's deadline that its last event still arrives.
 MARGIN_S = 0.05
+# gRPC rounds timeouts up on their way here, by up to this part: what seems to remain may not.
+ROUNDING = 0.01
+# The engine notices a deadline between steps. A step's time is kept free for that, but no more than
+# this part of what remains: the last step may have been a slow one.
+MOST_FOR_A_STEP = 0.25
 
 
 class Callers:
-    """Makes callers. Without authentication the tenant is believed only under `trust_tenant`."""
+    """Makes callers. Without authentication the tenant is believed only under `trust_tenant`.
 
-    def __init__(self, trust_tenant: bool, clock: Callable[[], float]) -> None:
+    `step_s` gives the duration of the engine's last step, in seconds.
+    """
+
+    def __init__(
+        self, trust_tenant: bool, clock: Callable[[], float], step_s: Callable[[], float]
+    ) -> None:
         self._trust_tenant = trust_tenant
         self._clock = clock
+        self._step_s = step_s
 
     def of(self, context: Context, *, bounded: bool) -> Caller:
         """The caller; with the call's deadline if that bounds its generation (`bounded`).
@@ -29,11 +40,14 @@ class Callers:
         Raises Refused for a trusted tenant that is not a name.
         """
         metadata = tuple((str(k), v) for k, v in context.invocation_metadata() or ())
-        deadline = None
         remaining = context.time_remaining() if bounded else None
-        if remaining is not None:
-            deadline = self._clock() + remaining - MARGIN_S
+        deadline = None if remaining is None else self._clock() + self._usable(remaining)
         return Caller(self._tenant(dict(metadata)), parent_from(metadata), deadline)
+
+    def _usable(self, remaining: float) -> float:
+        """How much of the call's remaining time the generation may use."""
+        step = min(self._step_s(), remaining * MOST_FOR_A_STEP)
+        return remaining * (1 - ROUNDING) - MARGIN_S - step
 
     def _tenant(self, metadata: Mapping[str, str | bytes]) -> str:
         tenant = metadata.get(TENANT_KEY)

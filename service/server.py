@@ -102,7 +102,7 @@ class Server:
         )
         self._generation_service = GenerationService(
             generations=generations,
-            callers=Callers(settings.trust_tenant, clock),
+            callers=Callers(settings.trust_tenant, clock, lambda: self._step_s),
             max_streams=settings.max_streams,
             max_generations_per_session=settings.max_generations_per_session,
             log=log,
@@ -110,6 +110,7 @@ class Server:
         self._calls = Calls(CallMetrics(telemetry.meter), self._harmless, log, clock)
         self._server = self._make_server()
         self._watch: asyncio.Task[None] | None = None
+        self._step_s = 0.0
         self.address = ""
         self.stopped = False
 
@@ -157,6 +158,7 @@ class Server:
         await asyncio.to_thread(self._telemetry.shutdown)
 
     def _report(self, report: StepReport) -> None:
+        self._step_s = report.ended - report.started
         with self._harmless:
             self._steps.step(report)
 
