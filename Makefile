@@ -49,16 +49,16 @@ stop: setup ## Stop the server that `make run` left
 
 ci: lint test ## What CI runs
 
-soak: setup ## The long tests: load, crashes, leaks
-	$(PY) -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+soak: setup ## The long tests (load, crashes, leaks) and those that download models
+	$(PY) -m pytest -m 'slow or model' --timeout 3600 $(PYTEST_ARGS)
 
-fidelity: setup ## The tests that need real models, against the reference
-	$(PY) -m pytest -m 'model and not gpu' --timeout 7200 -s $(PYTEST_ARGS)
+fidelity: setup ## Output of a real model against the reference (FIDELITY_ARGS)
+	$(PY) -m tests.fidelity $(FIDELITY_ARGS)
 
-bench: setup ## Throughput and latency of a server of its own, by concurrency
+bench: setup ## Throughput by drafts and concurrency, on its own server (BENCH_ARGS)
 	$(PY) -m loadtest.bench $(BENCH_ARGS)
 
-load: setup ## Load on the running server, e.g. LOAD_ARGS='--concurrency 32'
+load: setup ## Load on the running server (LOAD_ARGS='--concurrency 32')
 	$(PY) -m loadtest --target $(LISTEN) $(LOAD_ARGS)
 
 clean: ## Remove what can be made again
