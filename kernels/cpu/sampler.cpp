@@ -90,7 +90,7 @@ float nucleus_edge(const Kernels& kernels, const float* logits, int64_t n, float
                    const Sampling& s) {
     constexpr int64_t BLOCK_SIZE = 1024;  // what stays in L1
     int64_t mass[BLOCK_SIZE], histogram[BINS] = {}, total = 0;
-    double inverse = 1.0 / s.temperature;
+    double inverse = std::min(1.0 / s.temperature, 1e300);  // times zero it must be zero
     std::unique_ptr<uint16_t[]> bins(new uint16_t[n]);
     for (int64_t i = 0; i < n; i += BLOCK_SIZE) {
         int64_t count = std::min(BLOCK_SIZE, n - i);

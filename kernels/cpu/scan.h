@@ -76,7 +76,8 @@ bool candidates(const float* row, int n, int64_t first_id, const Draw& draw, flo
         gap[j] = int32_t((1 << 24) - 1 - (mix(draw.key + uint64_t(first_id + j + 1) * GAMMA) >> 40));
     int32_t any = 0;
     for (int j = 0; j < n; ++j) {
-        float t = ((row[j] - draw.max) * draw.inverse - best) * log2e;
+        float half = row[j] * 0.5f - draw.max * 0.5f;  // of the difference, which may overflow
+        float t = (half * (2 * draw.inverse) - best) * log2e;
         t = t < -126.0f ? -126.0f : t;
         t = t > 126.0f ? 126.0f : t;
         float reach = bits<float>(int32_t((t + 127.0f) * 0x1p23f)) * slack;
@@ -94,7 +95,7 @@ void rough_masses(const float* row, int64_t n, float max, float inverse, float l
     for (int64_t i = 0; i < n; i += 16) {
         int count = n - i < 16 ? int(n - i) : 16;
         for (int j = 0; j < count; ++j) {
-            float t = (row[i + j] - max) * inverse * 1.44269504f;
+            float t = (row[i + j] * 0.5f - max * 0.5f) * (inverse * 2.88539008f);
             t = t < -126.0f ? -126.0f : t;
             float shifted = t + magic;
             float r = (t - (shifted - magic)) * 0.693147181f;
