@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ def snapshot(repository: str, report: Report) -> Path:
     """
     # Here, since the import costs half a second that no other kind of model needs.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import IncompleteSnapshotError
 
     def fetch(**options: Any) -> Path:
         return Path(
@@ -32,7 +30,7 @@ def snapshot(repository: str, report: Report) -> Path:
 
     try:
         return fetch(local_files_only=True)
-    except (FileNotFoundError, IncompleteSnapshotError):
+    except FileNotFoundError:  # not there, or not all of it
         report(f"downloading {repository}")
     try:
         return fetch(tqdm_class=_bars(f"downloading {repository}", report))
@@ -43,13 +41,13 @@ def snapshot(repository: str, report: Report) -> Path:
 
 def _bars(stage: str, report: Report) -> type:
     """A tqdm class that draws nothing and reports bytes."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class Bytes(tqdm):  # type: ignore[misc]
+    class Bytes(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
             self._nowhere = open(os.devnull, "w")  # noqa: SIM115, closed below
-            super().__init__(*args, **{**kwargs, "file": self._nowhere, "disable": False})
+            kwargs |= {"file": self._nowhere, "disable": False}
+            super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             drawn = super().update(n)
@@ -61,5 +59,4 @@ def _bars(stage: str, report: Report) -> type:
             super().close()
             self._nowhere.close()
 
-    Bytes.set_lock(threading.RLock())  # its own would start a process
     return Bytes

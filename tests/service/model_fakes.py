@@ -42,7 +42,8 @@ wheel = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
 shutil.copy(wheel, sys.argv[sys.argv.index("--dest") + 1])
 """
 REAL_PIP = """
-os.environ.update(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(folder), PIP_CONFIG_FILE=os.devnull)
+os.environ.update(PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+os.environ["PIP_FIND_LINKS"] = f"{folder} {folder}/absent"  # pip warns of what is absent
 os.execv(sys.executable, [sys.executable, "-m", "pip", *sys.argv[3:]])
 """
 # Keeps the promise of the real one: complete, or not there.

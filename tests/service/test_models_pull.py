@@ -83,12 +83,32 @@ def test_killed_download_goes_on_where_it_was(home: Path, wheels: Path) -> None:
         process.wait()
         kill(pip)
     assert tree(home) == ["downloads/small/part01", "downloads/small/part02"]
+    with pytest.raises(DownloadFailed):
+        replace(supply(home, wheels), programs=USELESS).resolve("small")
+    assert not list(home.rglob("scratch-*"))  # what the killed pull left
     gate.path.unlink()
     (wheels / "log").unlink()
     assert (supply(home, wheels).resolve("small") / "copy").read_bytes() == CONTENT
     assert noted(wheels) == [REQUIREMENTS[2], "small.gguf"]
     assert tree(home) == READY
-    assert not list(home.rglob("scratch-*"))
+
+
+@pytest.mark.parametrize("stage", ["downloading small", "checking small", "converting small"])
+def test_interrupted_pull_leaves_nothing_half_made(home: Path, wheels: Path, stage: str) -> None:
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(at: str, done: int = 0, total: int = 0) -> None:
+        if at == stage and (done == total or ("downloading" in stage and done > 0)):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        replace(supply(home, wheels), report=interrupt).resolve("small")
+    whole = home / "downloads" / "small" / "small.gguf"
+    assert whole.exists() == (stage == "converting small")
+    assert not (home / "models").exists()
+    assert (supply(home, wheels).resolve("small") / "copy").read_bytes() == CONTENT
+    assert tree(home) == READY
 
 
 def test_killed_conversion_starts_from_the_verified_file(home: Path, wheels: Path) -> None:
@@ -275,7 +295,10 @@ def test_nothing_in_a_wheel_is_run(home: Path, wheels: Path, tmp_path: Path) -> 
     (wheels / "small_part2-1.0-py3-none-any.whl").unlink()
     source = tmp_path / "small-part2-1.0"
     source.mkdir()
-    (source / "setup.py").write_bytes(code)
+    (source / "backend.py").write_bytes(code)
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
     with tarfile.open(wheels / "small-part2-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, source.name)
     with pytest.raises(DownloadFailed, match=r"small-part2==1\.0"):
