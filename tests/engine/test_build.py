@@ -1,0 +1,143 @@
+"""An engine put together from settings; or one line that says why not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from engine import build as building
+from engine.build import Built, build
+from engine.errors import ConfigError, ModelError
+from kernels.ops import Ops
+from tests.engine import children
+from tests.engine.children import PROMPTS, config_of, write_model
+from tests.engine.fakes import RecordingObserver
+from tests.engine.vocabularies import byte_level
+
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> list[list[int]]:
+    return children.reference(model, TOKENS)
+
+
+def outputs(built: Built) -> list[list[int]]:
+    for i, prompt in enumerate(PROMPTS):
+        built.engine.submit(children.request(str(i), prompt, TOKENS, i or None))
+    out: list[list[int]] = [[] for _ in PROMPTS]
+    while built.engine.busy:
+        for chunk in built.engine.step():
+            out[int(chunk.request_id)].extend(chunk.tokens)
+    return out
+
+
+def test_with_a_draft_model(model: Path, reference: list[list[int]]) -> None:
+    observer = RecordingObserver()
+    built = build(config_of(model, draft=f"model:{model}"), time.monotonic, observer)
+    assert built.info.draft_sources == ("model",)
+    assert outputs(built) == reference
+    drafted = sum(r.drafted for r in observer.reports)
+    assert drafted == sum(r.accepted for r in observer.reports) > 20
+
+
+def test_with_a_draft_of_other_padding(
+    model: Path, reference: list[list[int]], tmp_path: Path
+) -> None:
+    """Same tokenizer, other number of embedding rows: fine. What it drafts is in both."""
+    write_model(tmp_path, seed=1, rows=421)
+    observer = RecordingObserver()
+    built = build(config_of(model, draft=f"ngram,model:{tmp_path}"), time.monotonic, observer)
+    assert outputs(built) == reference
+    assert sum(r.drafted for r in observer.reports) > 20
+    assert max(r.draft_errors for r in observer.reports) == 0
+
+
+def test_a_draft_of_another_vocabulary_is_refused(model: Path, tmp_path: Path) -> None:
+    write_model(tmp_path, vocab_size=400)
+    with pytest.raises(ModelError, match=r"420.*400|400.*420"):
+        build(config_of(model, draft=f"model:{tmp_path}"), time.monotonic)
+    byte_level(420, ("other text " * 50,)).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError):
+        build(config_of(model, draft=f"model:{tmp_path}"), time.monotonic)
+
+
+def test_a_missing_draft_is_refused(model: Path) -> None:
+    with pytest.raises(ModelError, match="/nowhere"):
+        build(config_of(model, draft="model:/nowhere"), time.monotonic)
+
+
+def test_memory_for_the_target_alone_is_not_enough(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says how much both need, and how much there may be."""
+    per_token = building.KVShape(300, 8, 128, torch.float32)
+    monkeypatch.setattr(building, "_shape", lambda loaded: per_token)
+    need = 2 * 16 * per_token.bytes_per_token
+    with pytest.raises(ConfigError, match=f"need {need} bytes.* {50 << 20} are allowed"):
+        build(config_of(model, draft=f"model:{model}", kv_cache_mib=50), time.monotonic)
+
+
+def test_both_pools_together_stay_within_the_budget(model: Path) -> None:
+    alone = build(config_of(model, draft="none"), time.monotonic).info
+    both = build(config_of(model, draft=f"model:{model}"), time.monotonic).info
+    assert both.num_blocks == alone.num_blocks // 2
+
+
+def test_the_context_may_be_shortened_and_not_lengthened(model: Path) -> None:
+    short = build(config_of(model, max_context=100), time.monotonic).info
+    long = build(config_of(model, max_context=10**6), time.monotonic).info
+    assert (short.context_limit, long.context_limit) == (100, children.CONTEXT)
+
+
+def test_the_fingerprint_names_what_decides_the_bits(model: Path, tmp_path: Path) -> None:
+    def fingerprint(**changes: object) -> str:
+        config = replace(config_of(model), **changes)  # type: ignore[arg-type]
+        return build(config, time.monotonic).info.fingerprint
+
+    plain = fingerprint()
+    assert fingerprint(draft="none", kv_cache_mib=8, max_draft_tokens=2) == plain
+    assert fingerprint(dtype="bfloat16") != plain
+    assert fingerprint(model=str(write_model(tmp_path, seed=1))) != plain
+
+
+def test_attention_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    """Gemma 2 caps its attention scores, which the paged kernels do not: never served wrong."""
+    config = Gemma2Config(
+        vocab_size=children.ROWS,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ModelError, match="softcap"):
+        build(config_of(tmp_path), time.monotonic)
+
+
+def test_paged_logits_that_differ_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is that the kernels get wrong."""
+
+    def blind(ops: Ops) -> Ops:
+        def write_kv(k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> None:
+            ops.write_kv(k, torch.zeros_like(v), *rest)  # type: ignore[arg-type]
+
+        return replace(ops, write_kv=write_kv)  # type: ignore[arg-type]
+
+    ops_of = building._ops
+    monkeypatch.setattr(building, "_ops", lambda loaded: blind(ops_of(loaded)))
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM: logits .* differ .* not serving it"):
+        build(config_of(model), time.monotonic)

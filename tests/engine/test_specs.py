@@ -1,0 +1,68 @@
+"""What `--draft` may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.specs import DraftSpec, parse_drafts, resolve_models
+
+
+@pytest.mark.parametrize(
+    ("setting", "specs"),
+    [
+        ("none", ()),
+        (" none ", ()),
+        ("auto", (DraftSpec("ngram"),)),
+        ("ngram", (DraftSpec("ngram"),)),
+        ("model:a/b", (DraftSpec("model", "a/b"),)),
+        ("ngram,model:a", (DraftSpec("ngram"), DraftSpec("model", "a"))),
+        ("model:hub:org/x , ngram", (DraftSpec("model", "hub:org/x"), DraftSpec("ngram"))),
+    ],
+)
+def test_known(setting: str, specs: tuple[DraftSpec, ...]) -> None:
+    assert parse_drafts(setting) == specs
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["", "tree", "model", "model:", "ngram:5", "ngram,", "ngram,none", "none,ngram", "auto,ngram"],
+)
+def test_unknown(setting: str) -> None:
+    with pytest.raises(ConfigError, match="unknown draft source"):
+        parse_drafts(setting)
+
+
+def test_twice_the_same_kind() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        parse_drafts("model:a,model:b")
+
+
+def test_names_become_directories_and_the_name_is_kept() -> None:
+    config = EngineConfig(model="small", draft="ngram,model:tiny")
+    resolved = resolve_models(config, lambda name: f"/models/{name}")
+    assert (resolved.model, resolved.model_name) == ("/models/small", "small")
+    assert resolved.draft == "ngram,model:/models/tiny"
+    assert resolve_models(EngineConfig(draft="none"), str).draft == "none"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_draft_tokens": -1},
+        {"max_draft_tokens": 65},
+        {"max_seqs": 0},
+        {"max_step_rows": 0},
+        {"max_seqs": 65, "max_step_rows": 64},
+        {"draft_rows": -1},
+        {"kv_cache_mib": 0},
+        {"block_size": 8},
+        {"dtype": "float16"},
+        {"threads": -1},
+        {"max_context": -1},
+    ],
+)
+def test_settings_that_cannot_work(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        EngineConfig(**wrong)  # type: ignore[arg-type]
