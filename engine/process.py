@@ -58,14 +58,14 @@ class Child:
 
     def __init__(self, config: EngineConfig, env: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "engine.child", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**env, **{k: v for k, v in CHILD_ENV.items() if k not in env}},
             )
-        self._connection: Connection = Connection(ours.detach())
+            self._connection: Connection = Connection(ours.detach())
         self._outbox: queue.SimpleQueue[Command | EngineConfig | None] = queue.SimpleQueue()
         # A pipe can be full, so sending has a thread of its own: callers never block.
         self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)
@@ -175,33 +175,40 @@ class ProcessClient:
 
     def _supervise(self) -> None:
         while not self._stopping.is_set():
-            child = Child(self._config, self._env)
-            with self._lock:
-                self._child = child
-            if self._stopping.is_set():
-                child.send(Stop())
-            ending = self._watch(child)
-            cause = ending.cause
-            with self._lock:
-                self._child = None
-                self._state = EngineState.RESTARTING
-            ended = FinishReason.DRAINED if self._stopping.is_set() else FinishReason.ERROR
-            retry = ended is FinishReason.ERROR
-            finish = Finish(ended, error=cause if retry else "", retryable=retry)
-            self._deliver(
-                Stepped(tuple(self._ledger.close_all(finish, self._clock())), None), False
-            )
-            status = child.end(self._rules.stop_s if self._stopping.is_set() else 0.0)
+            ending, status = self._run_child()
             if self._stopping.is_set():
                 break
             self._failures += 1
             hopeless = not self._was_ready and self._failures >= self._rules.first_tries
             if ending.final or hopeless:
-                self._change(EngineState.FAILED, None, cause)
+                self._change(EngineState.FAILED, None, ending.cause)
                 return
-            self._change(EngineState.RESTARTING, None, f"{cause} (exit status {status})")
+            self._change(EngineState.RESTARTING, None, ending.cause + status)
             self._stopping.wait(self._backoff())
         self._change(EngineState.STOPPED, None, "")
+
+    def _run_child(self) -> tuple[Failed, str]:
+        """One child, from start to end; its requests end with it. Why it ended, and how."""
+        try:
+            child = Child(self._config, self._env)
+        except OSError as error:
+            return Failed(f"the engine's process cannot be started: {error}", final=False), ""
+        with self._lock:
+            self._child = child
+        if self._stopping.is_set():
+            child.send(Stop())
+        ending = self._watch(child)
+        with self._lock:
+            self._child = None
+            self._state = EngineState.RESTARTING
+        if self._stopping.is_set():
+            finish = Finish(FinishReason.DRAINED)
+        else:
+            finish = Finish(FinishReason.ERROR, error=ending.cause, retryable=True)
+        lost = self._ledger.close_all(finish, self._clock())
+        self._deliver(Stepped(tuple(lost), None), False)
+        status = child.end(self._rules.stop_s if self._stopping.is_set() else 0.0)
+        return ending, f" (exit status {status})"
 
     def _backoff(self) -> float:
         doubled: float = self._rules.backoff_s * 2 ** min(self._failures - 1, 16)

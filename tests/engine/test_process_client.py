@@ -216,6 +216,24 @@ def test_a_child_that_never_comes_up_is_given_up(model: Path) -> None:
         assert world.client.state is EngineState.FAILED
 
 
+def test_a_system_that_starts_no_process(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    fds = psutil.Process().num_fds()
+    with running(config_of(model), Supervision(backoff_s=0.01, first_tries=3)) as world:
+        world.client.start()
+        world.listener.wait_for_state(EngineState.FAILED)
+        assert [s for s, _, _ in world.listener.states] == [
+            EngineState.RESTARTING,
+            EngineState.RESTARTING,
+            EngineState.FAILED,
+        ]
+        assert all("no more processes" in cause for _, _, cause in world.listener.states)
+    assert psutil.Process().num_fds() == fds
+
+
 def test_a_child_does_not_outlive_its_parent(model: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(model)], stdout=subprocess.PIPE, cwd=ROOT
