@@ -50,6 +50,12 @@ def test_head_sizes(library: Library, dim: int, dtype: torch.dtype):
     assert_right(case, case.run(library.paged_attention))
 
 
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_rows_that_see_nothing_in_common(library: Library, window: int):
+    case = make([40], [13], heads=2, kv_heads=2, window=window)
+    assert_right(case, case.run(library.paged_attention))
+
+
 def test_more_rows_of_a_head_than_a_tile(library: Library):
     case = make([40, 300], [2, 1], heads=40, kv_heads=1, dim=32)
     assert_right(case, case.run(library.paged_attention))

@@ -88,7 +88,7 @@ class TestEnvironment:
         assert len(python(code).split()) == 1
 
     def test_the_interpreter_runs_on_during_a_call(self):
-        """CDLL gives up the interpreter's lock around each call; PyDLL, derived from it, does not."""
+        """CDLL gives up the interpreter's lock around a call; PyDLL, derived from it, does not."""
         assert type(next(iter(libraries().values()))._native) is ctypes.CDLL
 
 

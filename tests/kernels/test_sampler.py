@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -71,6 +72,35 @@ def test_cpp_draws_what_the_reference_draws(library: Library, vocabulary: int):
             right = draw(reference.sample_rows, logits, **columns)
             assert torch.equal(draw(library.sample_rows, logits, **columns), right)
             assert bool((right >= 0).all()) or vocabulary == 1
+
+
+@cache
+def many_draws() -> tuple[Tensor, Tensor]:
+    """Rows, and what the reference draws from them."""
+    logits = torch.randn(1200, 5000, generator=torch.Generator().manual_seed(3))
+    return logits, draw(reference.sample_rows, logits, seed=torch.arange(1200))
+
+
+def test_no_candidate_is_missed(library: Library):
+    """The quick bound on a key must hold at its tightest, which takes many rows to meet."""
+    logits, right = many_draws()
+    assert torch.equal(draw(library.sample_rows, logits, seed=torch.arange(1200)), right)
+
+
+def test_a_mass_that_is_just_reached_inside_a_bin(library: Library):
+    """Two levels so close that a histogram does not part them, and top_p the exact share of one."""
+    logits = torch.tensor([[0.0, -1.0 / 256, -1.0 / 256]])
+    exact = 0
+    for i in range(50):
+        temperature = 1 + i / 64
+        mass = ((logits.double() / temperature).exp() * 2.0**40).round()
+        top_p = float(mass[0, 0] / mass.sum())
+        exact += top_p * float(mass.sum()) == float(mass[0, 0])
+        columns = {"temperature": temperature, "top_p": top_p, "position": torch.arange(64)}
+        rows = logits.expand(64, -1)
+        right = draw(reference.sample_rows, rows, **columns)
+        assert torch.equal(draw(library.sample_rows, rows, **columns), right)
+    assert exact > 10
 
 
 def chi_square(ids: Tensor, probabilities: Tensor) -> float:
