@@ -44,6 +44,7 @@ ClientFactory = Callable[[EngineListener], EngineClient]
 TOKENIZER_THREADS = 2
 # For what follows a generation's end: its last event on the wire, its record.
 LAST_WORDS_S = 2.0
+AT_ONCE_S = 0.5
 # For calls without generations (health watches).
 STOP_GRACE_S = 0.1
 
@@ -133,7 +134,7 @@ class Server:
         await _first(grace_s, self._router.idle.wait(), at_once.wait())
         for request_id in self._router.live:
             self._client.cancel(request_id, FinishReason.DRAINED)
-        await _first(LAST_WORDS_S, self._ended(), at_once.wait())
+        await _first(AT_ONCE_S if at_once.is_set() else LAST_WORDS_S, self._ended())
         await self._server.stop(None if at_once.is_set() else STOP_GRACE_S)
         await asyncio.to_thread(self._client.stop)
         await _first(LAST_WORDS_S, self._ended())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -194,15 +193,12 @@ async def test_long_texts_are_tokenized_off_the_loop(model_dir: Path) -> None:
             served.generations.Generate(pb.GenerateRequest(params=params_of("x y " * 225_000)))
             for _ in range(8)
         ]
-        loop = asyncio.get_running_loop()
-        slowest, checks = 0.0, 0
+        checks = 0
         while len(served.engine.requests) < 9:
-            start = loop.time()
             await served.health.Check(health_pb2.HealthCheckRequest())
             served.engine.step()
-            slowest, checks = max(slowest, loop.time() - start), checks + 1
-        assert checks > 8
-        assert slowest < 1.0
+            checks += 1
+        assert checks > 30
         assert {len(r.prompt) for r in served.engine.requests[1:]} == {900_000}
         for call in calls:
             call.cancel()
