@@ -31,6 +31,7 @@ from engine.build import build
 from engine.config import EngineConfig
 from engine.convert import truncate_layers
 from engine.core import Engine
+from engine.observer import StepReport
 from engine.types import Request, SamplingParams, StopParams
 from service.models import resolve
 
@@ -115,8 +116,7 @@ def main() -> int:
     prompts = [tuple(tokenizer.encode(p["prompt"]).ids) for p in problems]
     stock = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     references = [
-        reference_of(stock, p, args.tokens)
-        for p in track(prompts, "transformers", console=console)
+        reference_of(stock, p, args.tokens) for p in track(prompts, "transformers", console=console)
     ]
     del stock
 
@@ -137,7 +137,8 @@ def main() -> int:
                 label = draft.split(":")[0]
                 for problem, verdict in zip(problems, verdicts, strict=True):
                     if verdict:
-                        differences.append(f"{problem['task_id']} {label} x{concurrency}: {verdict}")
+                        where = f"{problem['task_id']} {label} x{concurrency}"
+                        differences.append(f"{where}: {verdict}")
                 row = {
                     "drafts": label,
                     "concurrency": concurrency,
@@ -167,7 +168,7 @@ class DraftCounts:
     def reset(self) -> None:
         self.drafted = self.accepted = 0
 
-    def step(self, report) -> None:  # type: ignore[no-untyped-def]
+    def step(self, report: StepReport) -> None:
         self.drafted += report.drafted
         self.accepted += report.accepted
 
