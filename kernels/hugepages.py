@@ -23,8 +23,8 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     advice: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone has it
     if advice is None or size < PAGE:
         return torch.zeros(*shape, dtype=dtype)
-    whole = -(-size // PAGE) * PAGE
-    memory = mmap.mmap(-1, whole + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = size // PAGE * PAGE  # the rest stays in small pages: no more memory than asked for
+    memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     raw = torch.frombuffer(memory, dtype=torch.uint8)  # the tensor's storage owns the mapping
     start = -raw.data_ptr() % PAGE
     try:

@@ -1,0 +1,1 @@
+"""Kernels for a GPU. Needs the extra `gpu`; nothing here is imported unless asked for."""
