@@ -107,6 +107,17 @@ def test_a_prompt_of_a_million_tokens_holds_nobody_up(shared: World) -> None:
     assert shared.listener.finish(small).reason is FinishReason.LENGTH
 
 
+def test_signals_meant_for_others_do_not_end_it(shared: World) -> None:
+    """An interrupt from the terminal reaches the whole group; SIGUSR1 asks for its stacks."""
+    pid = shared.client.pid
+    shared.child.send_signal(signal.SIGINT)
+    shared.child.send_signal(signal.SIGUSR1)
+    name = shared.submit(PROMPTS[0], 5)
+    shared.listener.wait_for_ends([name])
+    assert shared.listener.finish(name).reason is FinishReason.LENGTH
+    assert shared.client.pid == pid
+
+
 def test_memory_is_given_back(shared: World) -> None:
     """Once the whole pool has been used; its pages are counted when they are first written."""
     capacity = children.KV_MIB * children.TOKENS_PER_MIB
@@ -138,7 +149,7 @@ def test_idle_is_not_hanging(shared: World) -> None:
 
 
 def test_killed_under_load_three_times(shared: World, reference: list[list[int]]) -> None:
-    ready = sum(s is EngineState.READY for s, _, _ in shared.listener.states)
+    ready = shared.count(EngineState.READY)
     fds = psutil.Process().num_fds()
     for number in range(3):
         names, child = shared.load(8), shared.child
@@ -160,13 +171,10 @@ def test_killed_under_load_three_times(shared: World, reference: list[list[int]]
 
 def test_a_hanging_child_is_replaced(shared: World, reference: list[list[int]]) -> None:
     names, child = shared.load(4), shared.child
-    restarts = sum(s is EngineState.RESTARTING for s, _, _ in shared.listener.states)
-    ready = sum(s is EngineState.READY for s, _, _ in shared.listener.states)
+    restarts, ready = shared.count(EngineState.RESTARTING), shared.count(EngineState.READY)
     child.send_signal(signal.SIGSTOP)
     late = shared.submit(PROMPTS[0], 5)
-    while sum(s is EngineState.RESTARTING for s, _, _ in shared.listener.states) == restarts:
-        shared.clock.ahead += 1000.0  # again and again: what it said before it hung comes first
-        time.sleep(0.05)
+    shared.pass_time_until(EngineState.RESTARTING, restarts + 1)
     for name in (*names, late):
         finish = shared.listener.finish(name)
         assert (finish.reason, finish.retryable) == (FinishReason.ERROR, True)
@@ -176,15 +184,32 @@ def test_a_hanging_child_is_replaced(shared: World, reference: list[list[int]]) 
     assert shared.outputs(TOKENS) == reference
 
 
-def test_stopping_while_it_loads(model: Path) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_stopping_while_it_loads(model: Path, hangs: bool) -> None:
     rules = Supervision(stop_s=0.5)
     with running(config_of(model), rules) as world:
-        world.client.start()
-        while (pid := world.client.pid) is None:
-            time.sleep(0.01)
+        child = start_loading(world)
+        if hangs:
+            child.send_signal(signal.SIGSTOP)
         world.client.stop()
-        assert gone(pid, 0.1)
+        assert gone(child.pid, 0.1)
         assert world.client.state is EngineState.STOPPED
+
+
+def test_hanging_while_it_loads(model: Path) -> None:
+    with running(config_of(model), Supervision(start_s=60.0, first_tries=1)) as world:
+        child = start_loading(world)
+        child.send_signal(signal.SIGSTOP)
+        world.pass_time_until(EngineState.FAILED)
+        assert "hangs" in world.listener.states[-1][2]
+        assert gone(child.pid)
+
+
+def start_loading(world: World) -> psutil.Process:
+    world.client.start()
+    while world.client.pid is None:
+        time.sleep(0.01)
+    return world.child
 
 
 def test_stopping_what_was_never_started(model: Path) -> None:
