@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -76,51 +76,63 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests: dict[str, Request] = {}
-        self._tokens: dict[str, int] = {}
+        self._entries: dict[str, _Entry] = {}
 
     def open(self, request: Request) -> None:
         """Raises InvalidRequest if a request of that id is live."""
         with self._lock:
-            if request.id in self._requests:
+            if request.id in self._entries:
                 raise InvalidRequest(f"generation {request.id!r} is already live")
-            self._requests[request.id] = request
-            self._tokens[request.id] = 0
+            self._entries[request.id] = _Entry(request)
 
-    def pass_on(self, chunks: Seq[TokenChunk]) -> list[TokenChunk]:
+    def pass_on(self, chunks: Seq[TokenChunk], now: float) -> list[TokenChunk]:
         """The chunks that belong to live requests; finished ones are struck off."""
         known = []
         with self._lock:
             for chunk in chunks:
-                if chunk.request_id in self._requests:
-                    known.append(chunk)
-                    self._tokens[chunk.request_id] += len(chunk.tokens)
-                    if chunk.finish is not None:
-                        del self._requests[chunk.request_id], self._tokens[chunk.request_id]
+                entry = self._entries.get(chunk.request_id)
+                if entry is None:
+                    continue
+                known.append(chunk)
+                entry.tokens += len(chunk.tokens)
+                if entry.tokens and entry.first_token is None:
+                    entry.first_token = now
+                if chunk.finish is not None:
+                    del self._entries[chunk.request_id]
         return known
 
     def close_all(self, finish: Finish, now: float) -> list[TokenChunk]:
-        """A terminal chunk for every live request; none is live afterwards."""
+        """A terminal chunk for every live request; none is live afterwards.
+
+        What only the engine knew (when it was scheduled, drafts) is lost with the engine.
+        """
         with self._lock:
-            chunks = [
-                TokenChunk(
-                    request.id,
-                    self._tokens[request.id],
-                    (),
-                    "",
-                    replace(
-                        finish,
-                        prompt_tokens=len(request.prompt),
-                        completion_tokens=self._tokens[request.id],
-                        arrived=request.arrived,
-                        finished=now,
-                    ),
-                )
-                for request in self._requests.values()
-            ]
-            self._requests.clear()
-            self._tokens.clear()
-        return chunks
+            entries = list(self._entries.values())
+            self._entries.clear()
+        return [
+            TokenChunk(entry.request.id, entry.tokens, (), "", entry.closed(finish, now))
+            for entry in entries
+        ]
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._entries)
+
+
+@dataclass(slots=True)
+class _Entry:
+    request: Request
+    tokens: int = 0
+    first_token: float | None = None
+
+    def closed(self, finish: Finish, now: float) -> Finish:
+        return replace(
+            finish,
+            prompt_tokens=len(self.request.prompt),
+            completion_tokens=self.tokens,
+            arrived=self.request.arrived,
+            # It was scheduled at some time before its first token; which, nobody can say any more.
+            scheduled=self.first_token,
+            prefilled=self.first_token,
+            first_token=self.first_token,
+            finished=now,
+        )

@@ -76,6 +76,17 @@ class Engine:
             self._ended.append(chunk)
             self._draft.forget(request_id)  # now: the id may be used again before the next step
 
+    def collect(self) -> list[TokenChunk]:
+        """What has ended without a step: cancelled, refused, past its deadline.
+
+        To be delivered before the next forward pass, which may take long.
+        """
+        expired = self.scheduler.expire(self._clock())
+        for chunk in expired:
+            self._draft.forget(chunk.request_id)
+        ended, self._ended = self._ended + expired, []
+        return ended
+
     @property
     def busy(self) -> bool:
         return bool(self._ended) or self.scheduler.busy
@@ -86,8 +97,8 @@ class Engine:
         `poll` runs between forward and commit: it applies cancellations that arrived meanwhile
         (through `cancel`), so that no token of a cancelled generation is ever delivered.
         """
+        ended = self.collect()
         clock = StepClock(self._clock)
-        self._ended += self.scheduler.expire(clock.now)
         plan = self.scheduler.plan(clock.now)
         clock.lap("plan")
         self._stalled = self._stalled + 1 if self.scheduler.busy and not plan else 0
@@ -105,11 +116,10 @@ class Engine:
             chunks = self.scheduler.commit(plan, proposals, verdicts, clock.now)
             clock.lap("commit")
             self._report(clock, plan, proposals, verdicts, chunks)
-        ended, self._ended = self._ended + chunks, []
-        for chunk in ended:
+        for chunk in chunks:
             if chunk.finish is not None:
                 self._draft.forget(chunk.request_id)
-        return ended
+        return ended + self.collect() + chunks
 
     def _report(
         self,

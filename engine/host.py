@@ -52,7 +52,8 @@ class LastReport:
 class Host:
     """Runs an engine until a Stop arrives; then every live generation ends with DRAINED.
 
-    `send` gets one `Stepped` per step. While there is nothing to do the host sleeps.
+    `send` gets one `Stepped` per step, and one before it if something has ended meanwhile. While
+    there is nothing to do the host sleeps.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Host:
             if not self._engine.busy:
                 self._inbox.wait()
             self._apply()
+            if ended := self._engine.collect():
+                self._send(Stepped(tuple(ended), None))
             if self._engine.busy:
                 chunks = self._engine.step(self._apply)
                 self._send(Stepped(tuple(chunks), self._reports.take()))

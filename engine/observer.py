@@ -12,7 +12,8 @@ from engine.types import SourceStats
 class StepReport:
     """One step in numbers. Times are monotonic seconds; `phases` are durations by verb.
 
-    `accepted_by_position[i]` counts drafts accepted at draft position i.
+    `accepted_by_position[i]` counts drafts accepted at draft position i. `draft_errors` is the
+    total since the engine started.
     """
 
     number: int

@@ -260,7 +260,7 @@ class ProcessClient:
         return self._rules.watchdog_s if ready else self._rules.start_s
 
     def _deliver(self, step: Stepped, live: bool) -> None:
-        chunks = self._ledger.pass_on(step.chunks) if live else step.chunks
+        chunks = self._ledger.pass_on(step.chunks, self._clock()) if live else step.chunks
         if chunks:
             self._listener.deliver(chunks)
         if step.report is not None:

@@ -79,7 +79,7 @@ class ThreadClient:
         self._listener.deliver(self._ledger.close_all(finish, self._clock()))
 
     def _deliver(self, step: Stepped) -> None:
-        chunks = self._ledger.pass_on(step.chunks)
+        chunks = self._ledger.pass_on(step.chunks, self._clock())
         if chunks:
             self._listener.deliver(chunks)
         if step.report is not None:

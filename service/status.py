@@ -43,8 +43,8 @@ class Reason(StrEnum):
 
 CODES: dict[Reason, grpc.StatusCode] = {
     Reason.INVALID_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.DUPLICATE_GENERATION_ID: grpc.StatusCode.ALREADY_EXISTS,
-    Reason.UNKNOWN_GENERATION_ID: grpc.StatusCode.NOT_FOUND,
+    Reason.DUPLICATE_GENERATION_ID: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNKNOWN_GENERATION_ID: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.QUEUE_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.SESSION_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.TOO_MANY_STREAMS: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -209,7 +209,7 @@ async def test_a_cancel_that_comes_too_late_changes_nothing(served: Harness) -> 
     await client.until_finished("a")
     await client.cancel("a")
     rejected = (await client.event("rejected")).rejected
-    assert rejected.code == grpc.StatusCode.NOT_FOUND.value[0]
+    assert rejected.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert not served.engine.cancels
 
 

@@ -121,7 +121,7 @@ async def test_a_live_id_is_refused_and_its_generation_unharmed(served: Harness)
     await client.event("accepted")
     await client.start("a", max_tokens=2)
     status = await rejected(client, "a")
-    assert status.code == CODE["ALREADY_EXISTS"]
+    assert status.code == CODE["INVALID_ARGUMENT"]
     assert fields_of(status) == ["generation_id"]
     assert details(status)["ErrorInfo"]["reason"] == "DUPLICATE_GENERATION_ID"
     served.engine.step(2)
@@ -165,7 +165,7 @@ async def test_an_id_is_taken_until_its_end_is_on_the_wire(served: Harness) -> N
 @pytest.mark.parametrize(
     ("fields", "code", "path"),
     [
-        ({"generation_id": "x", "cancel": pb.Cancel()}, "NOT_FOUND", "generation_id"),
+        ({"generation_id": "x", "cancel": pb.Cancel()}, "INVALID_ARGUMENT", "generation_id"),
         ({"generation_id": "x"}, "INVALID_ARGUMENT", "op"),
         ({"start": pb.GenerationParams(text="hi")}, "INVALID_ARGUMENT", "generation_id"),
         ({"cancel": pb.Cancel()}, "INVALID_ARGUMENT", "generation_id"),
