@@ -1,0 +1,157 @@
+"""How fast the kernels are against what the machine can do: `python -m kernels.bench`.
+
+Attention of a decoding step reads every KV byte of every sequence once and does little with it, so
+its floor is KV bytes / memory bandwidth: for SmolLM2-135M (30 layers, 3 KV heads of 64, bf16) a
+position costs 23 KB, and 32 sequences of 300 positions 221 MB a step. With 5 queries per sequence
+(verifying 4 drafts) it reads the same bytes and does five times the arithmetic: what that costs on
+top says how near the kernel is to being bound by arithmetic. Bandwidth is measured in the same run,
+by summing a buffer of huge pages as large as the KV, with the same threads; scattered 2 KiB pages
+do not quite reach what that stream does.
+
+A sampled row reads its logits (vocabulary 49,152: 192 KiB, from L2 or L3) once for the maximum and
+once for the noise; top-p sums masses in a third pass. Greedy needs the first alone.
+
+Every number is the median of its repetitions. Prints a table, then one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.hugepages import zeros
+from kernels.ops import Ops, load_ops
+from kernels.reference import BLOCK
+
+HEADS, KV_HEADS, DIM, LAYERS, VOCABULARY = 9, 3, 64, 30, 49_152
+SHAPES = [(n, context, queries) for n, context in ((32, 300), (8, 2000)) for queries in (1, 5)]
+SAMPLING = {"greedy": (0.0, 1.0), "T=0.8": (0.8, 1.0), "T=0.8 top_p=0.95": (0.8, 0.95)}
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One layer of one step; `gbps` counts KV bytes, `stream_gbps` is the machine's."""
+
+    sequences: int
+    context: int
+    queries: int
+    ms_per_layer: float
+    gbps: float
+    stream_gbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Microseconds per row of 64 rows in one call."""
+
+    name: str
+    us_per_row: float
+
+
+def median_seconds(call: Callable[[], object], repetitions: int) -> float:
+    """The median time of `call` after one that warms up."""
+    call()
+    times = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def attention(ops: Ops, sequences: int, context: int, queries: int, repetitions: int) -> Attention:
+    """All layers in turn, so that no layer's KV is in a cache when its turn comes."""
+    pages = -(-context // BLOCK)
+    blocks = sequences * pages
+    pools = [
+        (
+            zeros((blocks, KV_HEADS, DIM // 2, BLOCK, 2), torch.bfloat16).normal_(),
+            zeros((blocks, KV_HEADS, BLOCK, DIM), torch.bfloat16).normal_(),
+        )
+        for _ in range(LAYERS)
+    ]
+    tables = torch.randperm(blocks).int().reshape(sequences, pages)
+    starts = (torch.arange(sequences + 1) * queries).int()
+    lengths = torch.full((sequences,), context, dtype=torch.int32)
+    q = torch.randn(sequences * queries, HEADS, DIM).bfloat16()
+    out = torch.empty_like(q)
+
+    def step() -> None:
+        for k, v in pools:
+            ops.paged_attention(q, k, v, out, tables, starts, lengths, DIM**-0.5)
+
+    size = sequences * context * KV_HEADS * DIM * 2 * 2
+    buffer = zeros((size * LAYERS // 8,), torch.int64).fill_(1)
+    seconds = median_seconds(step, repetitions) / LAYERS
+    stream = median_seconds(buffer.sum, repetitions)
+    return Attention(
+        sequences,
+        context,
+        queries,
+        round(seconds * 1e3, 4),
+        round(size / seconds / 1e9, 2),
+        round(buffer.nbytes / stream / 1e9, 2),
+    )
+
+
+def sampling(ops: Ops, name: str, logits: Tensor, repetitions: int) -> Sampling:
+    """Rows shaped like a model's: a few candidates far above the rest."""
+    rows = len(logits)
+    temperature, top_p = (torch.full((rows,), x, dtype=torch.float64) for x in SAMPLING[name])
+    zero, index = torch.zeros(rows), torch.arange(rows)
+
+    def call() -> Tensor:
+        return ops.sample_rows(logits, temperature, zero, top_p, zero, index, index)
+
+    return Sampling(name, round(median_seconds(call, repetitions) / rows * 1e6, 2))
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    ops = load_ops("cpu")
+    print(f"{ops.name}/{ops.isa}, {options.threads} threads")
+    print(f"{'sequences x context':>20} {'queries':>8} {'ms/layer':>9} {'GB/s':>6} {'stream':>7}")
+    attentions = []
+    for shape in SHAPES:
+        a = attention(ops, *shape, options.repetitions)
+        attentions.append(asdict(a))
+        what = f"{a.sequences} x {a.context}"
+        print(
+            f"{what:>20} {a.queries:>8} {a.ms_per_layer:>9.3f} {a.gbps:>6.1f} {a.stream_gbps:>7.1f}"
+        )
+    logits = torch.randn(64, VOCABULARY) * 2.5 - 3
+    logits[:, ::1000] += 10
+    samplings = []
+    for name in SAMPLING:
+        s = sampling(ops, name, logits, options.repetitions)
+        samplings.append(asdict(s))
+        print(f"{s.name:>20} {s.us_per_row:>8.1f} us/row")
+    print(
+        json.dumps(
+            {
+                "isa": ops.isa,
+                "version": ops.version,
+                "threads": options.threads,
+                "attention": attentions,
+                "sampling": samplings,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
