@@ -119,7 +119,7 @@ class Engine:
         for chunk in chunks:
             if chunk.finish is not None:
                 self._draft.forget(chunk.request_id)
-        return ended + self.collect() + chunks
+        return ended + chunks + self.collect()  # who expired just now still gets this step
 
     def _report(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from engine.types import Feed, Model, SourceStats
+from engine.types import Feed, FinishReason, Model, SourceStats
 from tests.engine.fakes import ManualClock, Rig
 
 PASS = 0.010
@@ -112,3 +112,16 @@ def test_cancelled_usage_is_exact() -> None:
     assert (finish.prompt_tokens, finish.completion_tokens) == (3, 12)
     assert finish.drafts == SourceStats(8, 8)
     assert finish.finished == pytest.approx(4 * PASS)
+
+
+@pytest.mark.parametrize("late_by", [0.001, 0.005, 0.009])
+def test_a_deadline_that_passes_during_a_step(late_by: float) -> None:
+    """The tokens of that step come first, then the end; both in order."""
+    rig = SlowRig()
+    rig.submit("a", [1, 2, 3], 100, ignore_eos=True, deadline=3 * PASS + late_by)
+    rig.submit("b", [1, 2], 10, ignore_eos=True)
+    rig.advance()
+    finish = rig.finish("a")
+    assert finish.reason is FinishReason.DEADLINE
+    assert finish.completion_tokens in (3, 4)
+    assert len(rig.tokens("b")) == 10
