@@ -16,7 +16,7 @@ from engine.client import EngineState
 from engine.config import EngineConfig
 from engine.process import ProcessClient, Supervision
 from engine.types import Request, SamplingParams, StopParams
-from tests.engine.fakes import RecordingListener
+from tests.engine.listener import RecordingListener
 from tests.engine.tiny import tiny
 from tests.engine.vocabularies import byte_level
 

@@ -15,9 +15,25 @@ from engine.errors import EngineDead, InvalidRequest
 from engine.host import LastReport
 from engine.thread import ThreadClient
 from engine.types import Feed, FinishReason, Model, ModelInfo, Request, SamplingParams, StopParams
-from tests.engine.fakes import INFO, RecordingListener, Rig, reference
+from tests.engine.fakes import BLOCK, EOS, VOCAB, Rig, reference
+from tests.engine.listener import RecordingListener
 
 NEVER = frozenset[int]()
+INFO = ModelInfo(
+    model="hash",
+    architecture="Hash",
+    directory="",
+    context_limit=10_000,
+    vocab_size=VOCAB,
+    eos_ids=(EOS,),
+    dtype="float32",
+    device="cpu",
+    draft_sources=(),
+    max_draft_tokens=4,
+    block_size=BLOCK,
+    num_blocks=64,
+    fingerprint="0" * 32,
+)
 
 
 def request(name: str, prompt: Seq[int] = (1, 2), tokens: int = 20) -> Request:
