@@ -12,8 +12,8 @@ from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
 class DraftSource(Protocol):
     """Two methods: propose, then learn how it went.
 
-    A source with KV of its own moves `Sequence.drafted`; others leave it alone. Feeding KV is
-    part of `propose` and happens for work with `draft_cap` 0 too, within the source's row budget.
+    A source with KV of its own moves `Sequence.drafted`; others leave it alone. Feeding that KV is
+    part of `propose`, within the source's row budget.
     """
 
     @property

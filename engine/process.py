@@ -28,9 +28,10 @@ from engine.types import Finish, FinishReason, ModelInfo, Request
 CHILD_ENV = {
     # Weights and activations in huge pages: the memory bus gives up to twice as much.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # A thread that spins at a barrier takes the core from whoever would let it pass: with one other
-    # busy thread on two cores a step took seven times as long.
-    "OMP_WAIT_POLICY": "passive",
+    # How long a thread spins at a barrier before it sleeps (libgomp's own default is thirty times
+    # this). Too long, and it keeps the core from whoever would let it pass: a step took seven times
+    # as long beside busy neighbours. Not at all, and waking up costs half a step.
+    "GOMP_SPINCOUNT": "10000",
     "TOKENIZERS_PARALLELISM": "false",
 }
 

@@ -21,7 +21,7 @@ def verify(proposals: Seq[Proposal], sampled: Seq[tuple[int, ...] | str]) -> lis
 
     `sampled[i]` holds len(proposal) + 1 tokens, none if work i does not sample, or the text of
     the error that befell it. Row j is only meaningful while drafts before j were right, so a row
-    without usable logits (-1) fails the sequence only if it is reached.
+    without usable logits (-1) fails the sequence only once it is the first of a step.
     """
     return [_verdict(p.tokens, s) for p, s in zip(proposals, sampled, strict=True)]
 
@@ -34,7 +34,9 @@ def _verdict(drafts: tuple[int, ...], sampled: tuple[int, ...] | str) -> Verdict
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == sampled[accepted]:
         accepted += 1
-    token = sampled[accepted]
-    if token == UNUSABLE:
-        return Verdict(error="the model's logits are not numbers")
-    return Verdict(accepted, token)
+    if sampled[accepted] != UNUSABLE:
+        return Verdict(accepted, sampled[accepted])
+    if accepted:
+        # What was right before the bad row is delivered, as it would be without drafts.
+        return Verdict(accepted - 1, drafts[accepted - 1])
+    return Verdict(error="the model's logits are not numbers")
