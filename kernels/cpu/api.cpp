@@ -1,6 +1,7 @@
 // The C ABI. All pointers are the caller's; nothing is kept between calls. Strides in elements.
 #include <omp.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -95,14 +96,18 @@ bool draftwire_attention(const Kernels* kernels, const Attention* call, int sequ
     int rows = group > TILE_ROWS ? group : TILE_ROWS;
     int64_t scratch_bytes = kernels->attention_scratch(rows, call->head_dim);
     int64_t count = int64_t(tiles.size());
+    std::atomic<int64_t> taken{0};
     bool ok = true;
 #pragma omp parallel num_threads(threads) if (threads > 1 && count > 1) reduction(&& : ok)
     {
         void* scratch = std::aligned_alloc(64, scratch_bytes);
         ok = scratch != nullptr;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; ++i)
-            if (scratch) attend(*call, tiles[i], scratch);
+        int64_t i = taken++;
+        while (scratch && i < count) {
+            int64_t next = taken++;  // known early, so that its pages can be on their way
+            attend(*call, tiles[i], next < count ? &tiles[next] : nullptr, scratch);
+            i = next;
+        }
         std::free(scratch);
     }
     return ok;

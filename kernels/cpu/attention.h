@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels.h"
+#include "pages.h"
 
 namespace draftwire {
 namespace {
@@ -45,17 +45,6 @@ inline void prepare(float* to, const uint16_t* from, int n) {
     for (int i = 0; i < n; ++i) to[i] = widen(from[i]);
 }
 
-constexpr int AHEAD = 4;  // blocks between a prefetch and its use
-
-inline int least(int a, int b) { return a < b ? a : b; }
-inline int most(int a, int b) { return a > b ? a : b; }
-
-struct Span {  // positions begin <= i < end
-    int begin, end;
-    bool empty() const { return begin >= end; }
-};
-inline Span meet(Span a, Span b) { return {most(a.begin, b.begin), least(a.end, b.end)}; }
-
 // Scratch of a tile, one record per query row.
 struct Row {
     Span sees;               // absolute positions
@@ -68,21 +57,13 @@ struct AttentionTile {
     using Query = typename Dot::Query;
     const Attention& call;
     const int dim, rows;
-    const int32_t* table;
-    const T* k_head;  // of block 0
-    const T* v_head;
+    const Pages<T> pages;
+    const Lookahead<T> ahead;
     Row* row;        // [rows]
     Query* query;    // [rows][dim]
     float* score;    // [rows][RANGE], then the weights
     float* partial;  // [rows][dim], weighted V of this range
     float* total;    // [rows][dim]
-
-    const T* keys(int block) const {
-        return k_head + int64_t(table[block]) * call.kv_heads * dim * BLOCK;
-    }
-    const T* values(int block) const {
-        return v_head + int64_t(table[block]) * call.kv_heads * dim * BLOCK;
-    }
 
     // Two sums per row, of every other pair of dims: one alone would wait for itself.
     template <int N>
@@ -100,22 +81,9 @@ struct AttentionTile {
         }
     }
 
-    // Into L2, well ahead: scattered pages come at half the speed of a stream without it, and L1 has
-    // too few miss buffers to do better. (Without the asm, GCC takes this for a function that does
-    // nothing and drops the calls.)
-    void prefetch(int block) const {
-        asm volatile("");
-        const T *k = keys(block), *v = values(block);
-        for (int i = 0; i < dim * BLOCK; i += 64 / int(sizeof(T))) {
-            __builtin_prefetch(k + i, 0, 2);
-            __builtin_prefetch(v + i, 0, 2);
-        }
-    }
-
-    void score_range(int base, Span blocks, int last) const {
+    void score_range(int base, Span blocks) const {
         for (int b = blocks.begin; b < blocks.end; ++b) {
-            const T* k = keys(b);
-            if (b + AHEAD < last) prefetch(b + AHEAD);
+            const T* k = pages.keys(b);
             float* out = score + (b * BLOCK - base);
             int r = 0;
             for (; r + Dot::ROWS <= rows; r += Dot::ROWS)
@@ -156,7 +124,7 @@ struct AttentionTile {
             for (int m = 0; m < M; ++m) acc[r][m] = load(to + r * dim + m * 16);
         const float* weight = score + int64_t(first) * RANGE;
         for (int i = s.begin; i < s.end;) {
-            const T* v = values(i / BLOCK) + i % BLOCK * dim + d;
+            const T* v = pages.values(i / BLOCK) + i % BLOCK * dim + d;
             int stop = least((i / BLOCK + 1) * BLOCK, s.end);
             for (; i < stop; ++i, v += dim) {
                 V value[M];
@@ -195,6 +163,20 @@ struct AttentionTile {
                                meet(range, meet(row[first + r].sees, {common.end, range.end})));
     }
 
+    // weights * V of a strip for all rows, fetching the share of each group of rows before it.
+    void value_strip(int base, Span strip) const {
+        int n = strip.end - strip.begin, step;
+        for (int r = 0; r < rows; r += step) {
+            int left = rows - r;
+            step = left >= PV_ROWS ? PV_ROWS : left >= 3 ? 3 : left;
+            ahead.fetch({strip.begin + n * r / rows, strip.begin + n * (r + step) / rows});
+            if (step == PV_ROWS) value_rows<PV_ROWS>(r, base, strip);
+            else if (step == 3) value_rows<3>(r, base, strip);
+            else if (step == 2) value_rows<2>(r, base, strip);
+            else value_rows<1>(r, base, strip);
+        }
+    }
+
     void merge(int r) const {
         Row& state = row[r];
         float top = state.max > state.range_max ? state.max : state.range_max;
@@ -209,24 +191,20 @@ struct AttentionTile {
     }
 
     void attend(Span tile) const {
-        int last = (tile.end + BLOCK - 1) / BLOCK;
-        for (int b = tile.begin / BLOCK; b < least(tile.begin / BLOCK + AHEAD, last); ++b)
-            prefetch(b);
+        // A strip costs reloading the sums, and a tile of one group of rows fetches once a strip.
+        const int strip = rows > PV_ROWS ? 64 : 8;
         for (int base = tile.begin / RANGE * RANGE; base < tile.end; base += RANGE) {
             Span range = meet(tile, {base, base + RANGE});
-            score_range(base, {range.begin / BLOCK, (range.end + BLOCK - 1) / BLOCK}, last);
+            score_range(base, {range.begin / BLOCK, (range.end + BLOCK - 1) / BLOCK});
             for (int r = 0; r < rows; ++r) {
                 Span s = meet(range, row[r].sees);
                 if (!s.empty())
                     weigh(score + int64_t(r) * RANGE, {s.begin - base, s.end - base}, row[r]);
             }
             std::memset(partial, 0, sizeof(float) * rows * dim);
-            int r = 0;
-            for (; r + PV_ROWS <= rows; r += PV_ROWS) value_rows<PV_ROWS>(r, base, range);
-            for (; r + 3 <= rows; r += 3) value_rows<3>(r, base, range);
-            if (rows - r == 2) value_rows<2>(r, base, range);
-            if (rows - r == 1) value_rows<1>(r, base, range);
-            for (r = 0; r < rows; ++r)
+            for (int i = range.begin / strip * strip; i < range.end; i += strip)
+                value_strip(base, meet(range, {i, i + strip}));
+            for (int r = 0; r < rows; ++r)
                 if (!meet(range, row[r].sees).empty()) merge(r);
         }
     }
@@ -240,7 +218,7 @@ int64_t attention_scratch(int rows, int dim) {
 }
 
 template <class T, class Dot>
-void attention(const Attention& call, const Tile& tile, void* scratch) {
+void attention(const Attention& call, const Tile& tile, const Tile* next, void* scratch) {
     int dim = call.head_dim, group = call.heads / call.kv_heads, rows = tile.tokens * group;
     char* at = static_cast<char*>(scratch);
     auto take = [&at](int64_t bytes) {
@@ -267,11 +245,9 @@ void attention(const Attention& call, const Tile& tile, void* scratch) {
                      (tile.kv_head * group + r % group) * call.q_head;
         prepare(query + int64_t(r) * dim, q, dim);
     }
-    int64_t head = int64_t(tile.kv_head) * dim * BLOCK;
-    AttentionTile<T, Dot>{call, dim, rows, call.block_tables + s * call.table_row,
-                          static_cast<const T*>(call.k_cache) + head,
-                          static_cast<const T*>(call.v_cache) + head,
-                          row, query, score, partial, total}
+    Pages<T> pages(call, tile), next_pages(call, next ? *next : tile);
+    Lookahead<T> ahead = {pages, next ? &next_pages : nullptr, dim};
+    AttentionTile<T, Dot>{call, dim, rows, pages, ahead, row, query, score, partial, total}
         .attend(all);
 
     for (int r = 0; r < rows; ++r) {

@@ -42,8 +42,9 @@ struct Kernels {
     const char* name;
     // Bytes of scratch for tiles of up to `rows` query rows.
     int64_t (*attention_scratch)(int rows, int head_dim);
-    void (*attention_bf16)(const Attention&, const Tile&, void* scratch);
-    void (*attention_f32)(const Attention&, const Tile&, void* scratch);
+    // `next` is what this thread takes after `tile`, or null.
+    void (*attention_bf16)(const Attention&, const Tile&, const Tile* next, void* scratch);
+    void (*attention_f32)(const Attention&, const Tile&, const Tile* next, void* scratch);
 
     // The maximum of each CHUNK of `n` logits; returns false if there is a NaN.
     bool (*chunk_maxima)(const float* row, int64_t n, float* maxima);

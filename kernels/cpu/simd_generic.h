@@ -80,12 +80,12 @@ inline float maximum(const V& a) {
 }
 #undef LANES
 
-constexpr int PV_ROWS = 2, PV_VECTORS = 2;
+constexpr int PV_ROWS = 1, PV_VECTORS = 2;
 
 // Scores of one row against a block: K holds pairs of dims, interleaved per position.
 struct DotF32 {
     using Query = float;
-    static constexpr int ROWS = 2;
+    static constexpr int ROWS = 1;
     float even[16] = {}, odd[16] = {};
     struct Pair {
         V even, odd;
