@@ -11,14 +11,14 @@ do not quite reach what that stream does.
 A sampled row reads its logits (vocabulary 49,152: 192 KiB, from L2 or L3) once for the maximum and
 once for the noise; top-p sums masses in a third pass. Greedy needs the first alone.
 
-Every number is the median of its repetitions. Prints a table, then one line of JSON.
+Every number is the best of its repetitions: the others measure what else the machine was doing.
+Prints a table, then one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -56,15 +56,15 @@ class Sampling:
     us_per_row: float
 
 
-def median_seconds(call: Callable[[], object], repetitions: int) -> float:
-    """The median time of `call` after one that warms up."""
+def best_seconds(call: Callable[[], object], repetitions: int) -> float:
+    """The least time of `call` after one that warms up."""
     call()
     times = []
     for _ in range(repetitions):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)
 
 
 def attention(ops: Ops, sequences: int, context: int, queries: int, repetitions: int) -> Attention:
@@ -90,8 +90,8 @@ def attention(ops: Ops, sequences: int, context: int, queries: int, repetitions:
 
     size = sequences * context * KV_HEADS * DIM * 2 * 2
     buffer = zeros((size * LAYERS // 8,), torch.int64).fill_(1)
-    seconds = median_seconds(step, repetitions) / LAYERS
-    stream = median_seconds(buffer.sum, repetitions)
+    seconds = best_seconds(step, repetitions) / LAYERS
+    stream = best_seconds(buffer.sum, repetitions)
     return Attention(
         sequences,
         context,
@@ -111,7 +111,7 @@ def sampling(ops: Ops, name: str, logits: Tensor, repetitions: int) -> Sampling:
     def call() -> Tensor:
         return ops.sample_rows(logits, temperature, zero, top_p, zero, index, index)
 
-    return Sampling(name, round(median_seconds(call, repetitions) / rows * 1e6, 2))
+    return Sampling(name, round(best_seconds(call, repetitions) / rows * 1e6, 2))
 
 
 def main(arguments: list[str]) -> None:
