@@ -92,7 +92,10 @@ def _shape(loaded: LoadedModel) -> KVShape:
 
 
 def _ops(loaded: LoadedModel) -> Ops:
-    return load_ops(loaded.model.device.type, _shape(loaded).head_dim)
+    try:
+        return load_ops(loaded.model.device.type, _shape(loaded).head_dim)
+    except ValueError as error:  # $DRAFTWIRE_ISA
+        raise ConfigError(str(error)) from error
 
 
 def _num_blocks(config: EngineConfig, models: list[LoadedModel]) -> int:

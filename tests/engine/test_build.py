@@ -141,3 +141,11 @@ def test_paged_logits_that_differ_are_refused(model: Path, monkeypatch: pytest.M
     monkeypatch.setattr(building, "_ops", lambda loaded: blind(ops_of(loaded)))
     with pytest.raises(ModelError, match=r"LlamaForCausalLM: logits .* differ .* not serving it"):
         build(config_of(model), time.monotonic)
+
+
+def test_an_unknown_instruction_set_is_a_setting_that_cannot_work(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWIRE_ISA", "mmx")
+    with pytest.raises(ConfigError, match="mmx"):
+        build(config_of(model), time.monotonic)
