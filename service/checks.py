@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from engine.types import ModelInfo
 from service.pb import draftwire_pb2 as pb
-from service.status import Violation, invalid
+from service.status import MAX_VIOLATIONS, Violation, invalid
+
+# What one request may make the event loop look at, element by element; both are far beyond use.
+MAX_MESSAGES = 4096
+MAX_DETOKENIZE_IDS = 131072
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +31,28 @@ class Limits:
 
 
 class Violations:
-    """What is wrong with a request, field by field. `root` is the path of the checked message."""
+    """What is wrong with a request, field by field. `root` is the path of the checked message.
+
+    All violations are counted, and as many kept in `found` as a status carries.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._count = 0
         self.found: list[Violation] = []
 
     def need(self, ok: bool, field: str, description: str) -> bool:
         """Note a violation unless `ok`; returns `ok`."""
         if not ok:
-            path = ".".join(part for part in (self._root, field) if part)
-            self.found.append((path, description))
+            self._count += 1
+            if len(self.found) < MAX_VIOLATIONS:
+                path = ".".join(part for part in (self._root, field) if part)
+                self.found.append((path, description))
         return ok
 
     def refuse_if_any(self) -> None:
         if self.found:
-            raise invalid(self.found)
+            raise invalid(self.found, self._count)
 
 
 def check_text(text: str, field: str, limits: Limits, found: Violations) -> None:
@@ -68,9 +78,16 @@ def check_ids(ids: Seq[int], field: str, info: ModelInfo, found: Violations) -> 
 def check_messages(
     messages: pb.ChatMessages, limits: Limits, chat: bool, found: Violations
 ) -> Chat:
-    """A conversation: at least one message, each with a role, and a template to render it."""
+    """A conversation: 1 to MAX_MESSAGES messages, each with a role, and a template to render it."""
     found.need(chat, "messages", "the model has no chat template")
-    found.need(len(messages.messages) > 0, "messages.messages", "must not be empty")
+    count = len(messages.messages)
+    found.need(count > 0, "messages.messages", "must not be empty")
+    if not found.need(
+        count <= MAX_MESSAGES,
+        "messages.messages",
+        f"{count} messages are over the limit of {MAX_MESSAGES}",
+    ):
+        return Chat(())
     size = messages.ByteSize()
     if not found.need(
         size <= limits.max_prompt_bytes,

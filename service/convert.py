@@ -25,7 +25,8 @@ DEFAULT_MAX_TOKENS = 256
 LEAST_TEMPERATURE = 1e-6
 MAX_STOP_IDS = 1024
 MAX_SOURCES = 32
-MAX_TIMEOUT_S = 315_576_000_000.0
+MAX_TIMEOUT_S = 315_576_000_000
+NANOS = 1_000_000_000
 
 CLASSES = {
     pb.PRIORITY_UNSPECIFIED: 1,
@@ -247,10 +248,11 @@ def _timeout(params: pb.GenerationParams, found: Violations) -> float | None:
     if not params.HasField("timeout"):
         return None
     timeout = params.timeout
-    seconds = timeout.seconds + timeout.nanos / 1e9
+    # In integers: a float cannot tell a nanosecond beside the longest duration.
+    nanos = timeout.seconds * NANOS + timeout.nanos
     found.need(
-        0 < seconds <= MAX_TIMEOUT_S and 0 <= timeout.nanos < 1_000_000_000,
+        0 < nanos <= MAX_TIMEOUT_S * NANOS and 0 <= timeout.nanos < NANOS,
         "timeout",
         f"must be a valid duration > 0, got {timeout.seconds} s and {timeout.nanos} ns",
     )
-    return seconds
+    return nanos / NANOS

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 from service.admission import Admission
 from service.chat import ChatError
-from service.checks import Limits, Violations, check_ids, check_messages, check_text
+from service.checks import (
+    MAX_DETOKENIZE_IDS,
+    Limits,
+    Violations,
+    check_ids,
+    check_messages,
+    check_text,
+)
 from service.handlers import Behaviour, Context
 from service.pb import draftwire_pb2 as pb
 from service.status import invalid
@@ -71,7 +78,15 @@ class ModelService:
     ) -> pb.DetokenizeResponse:
         model = self._admission.ready_model()
         found = Violations("")
-        check_ids(request.token_ids, "token_ids", model.info, found)
+        count = len(request.token_ids)
+        found.need(
+            count <= MAX_DETOKENIZE_IDS,
+            "token_ids",
+            f"{count} ids are over the limit of {MAX_DETOKENIZE_IDS}",
+        )
         found.refuse_if_any()
-        text = await model.codec.decode(list(request.token_ids), request.keep_special_tokens)
+        ids = list(request.token_ids)
+        check_ids(ids, "token_ids", model.info, found)
+        found.refuse_if_any()
+        text = await model.codec.decode(ids, request.keep_special_tokens)
         return pb.DetokenizeResponse(text=text)

@@ -23,7 +23,7 @@ from service.router import Outbox
 from service.status import ENGINE_RETRY_S, Reason, Refused, invalid, refused
 
 MAX_ID = 128
-# Clients accept messages of 4 MiB; output that piled up for a slow reader is split well below.
+# Clients accept messages of 4 MiB; what piled up for a slow reader is split well below.
 FRAME_BYTES = 1 << 19
 # Replies that a client has not read yet; at so many its ops are not read either.
 MAX_REPLIES = 1024
@@ -108,10 +108,13 @@ class Session:
 
     def _frame(self) -> list[pb.Event]:
         """What there is to say: replies, then output, oldest first."""
-        events = list(self._replies)
-        self._replies.clear()
-        self._room.set()
+        events: list[pb.Event] = []
         size = 0
+        while size < FRAME_BYTES and self._replies:
+            events.append(self._replies.popleft())
+            size += events[-1].ByteSize()
+        self._room.set()
+        # Output only once all replies are out: `accepted` precedes the output of its generation.
         while size < FRAME_BYTES and (mailbox := self._outbox.next()) is not None:
             chunk = mailbox.take()
             if chunk is None:

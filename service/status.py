@@ -99,10 +99,14 @@ def refused(
     return Refused(reason, status)
 
 
-def invalid(violations: list[Violation]) -> Refused:
-    """INVALID_ARGUMENT for everything that is wrong with a request."""
+def invalid(violations: list[Violation], count: int | None = None) -> Refused:
+    """INVALID_ARGUMENT for everything that is wrong with a request.
+
+    `count` is how many violations there were, if not all of them are given.
+    """
     field, description = violations[0]
-    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    others = (len(violations) if count is None else count) - 1
+    more = f" (and {others} more)" if others else ""
     return refused(
         Reason.INVALID_REQUEST,
         f"{field}: {description[:MAX_TEXT]}{more}",

@@ -16,6 +16,8 @@ from service.chat import ChatTemplate, load_chat_template
 # Tokenizing runs at about a megabyte a second: what is shorter takes less than a thread hand-over
 # and a millisecond.
 INLINE_CHARS = 1024
+# Rendering a turn takes about as long as tokenizing so much text, however short the turn is.
+TURN_CHARS = 16
 
 T = TypeVar("T")
 
@@ -44,15 +46,20 @@ class TextCodec:
         template = self._template
         if template is None:
             raise ValueError("the model has no chat template")
-        size = sum(len(role) + len(content) for role, content in messages)
+        size = sum(TURN_CHARS + len(role) + len(content) for role, content in messages)
         return await self._run(size, lambda: self._encode(template.render(messages), special=False))
 
     async def decode(self, ids: Sequence[int], keep_special_tokens: bool) -> str:
         """Text of ids, each of which must be in the vocabulary."""
         return await self._run(
             4 * len(ids),
-            lambda: self._tokenizer.decode(ids, skip_special_tokens=not keep_special_tokens),
+            lambda: self._decode(ids, not keep_special_tokens),
         )
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        # As in `_encode`: only the batch form releases the interpreter lock.
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def _encode(self, text: str, special: bool) -> tuple[int, ...]:
         # The batch form releases the interpreter lock; `encode` holds it to the end.

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,12 +16,16 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.checks import MAX_MESSAGES, Limits, Violations, check_messages
 from service.pb import draftwire_pb2 as pb
+from service.status import MAX_VIOLATIONS, Refused
+from service.tokenize import TextCodec
 from tests.service.fakes import TIMEOUT_S, text_of
 from tests.service.harness import Harness, details, fields_of, rich, running
 
 VOCAB = 300
 CONTEXT = 512
+LONGEST_S = 315_576_000_000  # of a Duration
 NAN, INF = math.nan, math.inf
 S, T, P = pb.Sampling, pb.Stopping, pb.Speculation
 USER = pb.ChatMessage(role="user", content="hi")
@@ -84,7 +89,17 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"priority": 9}, ["priority"]),
     *[
         ({"timeout": Duration(seconds=s, nanos=n)}, ["timeout"])
-        for s, n in [(0, 0), (-1, 0), (0, -1), (1, 2**31 - 1), (1, -5), (2**62, 0)]
+        for s, n in [
+            (0, 0),
+            (-1, 0),
+            (0, -1),
+            (1, 2**31 - 1),
+            (1, -5),
+            (2**62, 0),
+            (LONGEST_S, 1),
+            (LONGEST_S, 999_999_999),
+            (LONGEST_S + 1, 0),
+        ]
     ],
     # all that is wrong is said at once
     (
@@ -177,6 +192,9 @@ GOOD: list[dict[str, Any]] = [
     {"priority": pb.PRIORITY_BATCH, "timeout": Duration(nanos=1_000_000)},
     chat(USER),
     chat(pb.ChatMessage(role="system", content="")),
+    {"timeout": Duration(seconds=LONGEST_S)},
+    {"timeout": Duration(seconds=LONGEST_S - 1, nanos=999_999_999)},
+    {"timeout": Duration(nanos=1)},
 ]
 
 
@@ -278,6 +296,68 @@ async def test_many_violations_still_fit_the_trailers(model_dir: Path) -> None:
             await served.generations.Complete(pb.CompleteRequest(params=params))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert len(fields_of(rich(caught.value))) == 16
+        assert "(and 1032 more)" in rich(caught.value).message
+
+
+async def test_messages_over_the_limit_are_one_violation_and_never_looked_at(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500,000 messages without a role fit a request of 1 MiB; going through them takes seconds."""
+
+    async def encode_chat(*_: Any) -> tuple[int, ...]:
+        raise AssertionError("must not be called")
+
+    monkeypatch.setattr(TextCodec, "encode_chat", encode_chat)
+    many = pb.ChatMessages.FromString(b"\x0a\x00" * 500_000)
+    params = pb.GenerationParams(messages=many)
+    for call, root in (
+        (served.models.Tokenize(pb.TokenizeRequest(messages=many)), ""),
+        (served.generations.Complete(pb.CompleteRequest(params=params)), "params."),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert fields_of(rich(caught.value)) == [f"{root}messages.messages"]
+        assert "limit of 4096" in rich(caught.value).message
+
+
+class Untouchable:
+    """Has a length; whoever goes through it fails."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@pytest.mark.parametrize("count", [MAX_MESSAGES + 1, 1 << 21])
+def test_the_number_of_messages_is_checked_before_any_message(count: int) -> None:
+    found = Violations("")
+    limits = Limits(max_stop_strings=1, max_stop_length=1, max_prompt_bytes=1)
+    messages: Any = SimpleNamespace(messages=Untouchable(count))
+    assert check_messages(messages, limits, True, found).messages == ()
+    assert [field for field, _ in found.found] == ["messages.messages"]
+
+
+def test_violations_are_capped_as_they_are_found() -> None:
+    found = Violations("root")
+    for n in range(100_000):
+        found.need(False, f"f[{n}]", "bad")
+    assert [field for field, _ in found.found] == [f"root.f[{n}]" for n in range(MAX_VIOLATIONS)]
+    with pytest.raises(Refused, match=r"root.f\[0\]: bad \(and 99999 more\)"):
+        found.refuse_if_any()
+
+
+async def test_as_many_messages_as_allowed_are_taken(model_dir: Path) -> None:
+    info = {"context_limit": 1 << 18, "num_blocks": 1 << 15}
+    async with running(model_dir, info=info) as served:
+        messages = pb.ChatMessages(messages=[USER] * MAX_MESSAGES)
+        answer = await served.models.Tokenize(pb.TokenizeRequest(messages=messages))
+        session = await served.session()
+        await session.send(generation_id="a", start=pb.GenerationParams(messages=messages))
+        await session.event("accepted")
+        assert served.engine.requests[0].prompt == tuple(answer.token_ids)
 
 
 @pytest.mark.parametrize("method", ["Generate", "Complete"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import grpc
@@ -9,7 +10,9 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2 as reflection
 
+from service.checks import MAX_DETOKENIZE_IDS
 from service.pb import draftwire_pb2 as pb
+from service.tokenize import TextCodec
 from tests.service.harness import CHAT_TEMPLATE, Harness, fields_of, rich
 
 
@@ -53,6 +56,49 @@ async def test_detokenize_ids_in_the_padding_of_the_vocabulary(served: Harness) 
     answer = await served.models.Detokenize(pb.DetokenizeRequest(token_ids=[299, 64]))
     assert answer.text == "a"
     assert (await served.models.Detokenize(pb.DetokenizeRequest())).text == ""
+
+
+async def test_ids_over_the_limit_are_refused_before_they_are_looked_at(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_ids(*_: Any) -> None:
+        raise AssertionError("must not be called")
+
+    monkeypatch.setattr("service.model_service.check_ids", check_ids)
+    for count in (MAX_DETOKENIZE_IDS + 1, 4_100_000):  # the latter just fits a message
+        request = pb.DetokenizeRequest.FromString(_packed(count))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.models.Detokenize(request)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert fields_of(rich(caught.value)) == ["token_ids"]
+        assert "limit of 131072" in rich(caught.value).message
+
+
+def _packed(count: int) -> bytes:
+    """A DetokenizeRequest of `count` times the id 64, quickly."""
+    one = pb.DetokenizeRequest(token_ids=[64]).SerializeToString()
+    length, size = b"", count
+    while size >= 128:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return one[:1] + length + bytes([size]) + one[-1:] * count
+
+
+@pytest.mark.parametrize(("count", "inline"), [(1, True), (256, True), (MAX_DETOKENIZE_IDS, False)])
+async def test_many_ids_are_decoded_off_the_loop(
+    served: Harness, monkeypatch: pytest.MonkeyPatch, count: int, inline: bool
+) -> None:
+    threads = []
+    decode = TextCodec._decode
+
+    def noted(self: TextCodec, ids: Any, skip_special_tokens: bool) -> str:
+        threads.append(threading.get_ident())
+        return decode(self, ids, skip_special_tokens)
+
+    monkeypatch.setattr(TextCodec, "_decode", noted)
+    answer = await served.models.Detokenize(pb.DetokenizeRequest.FromString(_packed(count)))
+    assert answer.text == "a" * count
+    assert [thread == threading.get_ident() for thread in threads] == [inline]
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,32 @@ async def test_what_piled_up_leaves_in_messages_that_clients_accept(served: Harn
     assert max(frame.ByteSize() for frame in client.frames) < 1 << 20
 
 
+async def test_replies_that_piled_up_leave_in_messages_that_clients_accept(
+    served: Harness,
+) -> None:
+    """As many refusals as are kept, each of the largest kind: 4 MiB and more, in order."""
+    client = await served.session()
+    await client.start("blocker", max_tokens=4000)
+    request = (await served.engine.submitted())[0]
+    await flood(served, request.id)
+    (session,) = served.server._generation_service._sessions
+    bad = pb.GenerationParams(text="hi")
+    bad.speculation.sources.extend(["\U0001f600" * 40] * 32)
+    names = [f"{n:0128d}" for n in range(MAX_REPLIES - 1)]
+    for name in names:
+        await client.send(generation_id=name, start=bad)
+    await eventually(lambda: len(session._replies) == len(names))
+    assert sum(reply.ByteSize() for reply in session._replies) > 4 << 20
+    await client.start("late", max_tokens=1)
+    late = (await served.engine.submitted(2))[1]
+    served.engine.say(late.id, (1,), "z", reason=FinishReason.EOS)
+    found = await client.until_finished("late")
+    assert [e.WhichOneof("event") for e in found["late"]] == ["accepted", "delta", "finished"]
+    assert [name for name in found if name in set(names)] == names
+    assert all([e.WhichOneof("event") for e in found[name]] == ["rejected"] for name in names)
+    assert max(frame.ByteSize() for frame in client.frames) < 1 << 20
+
+
 async def test_unread_replies_stop_the_reading_of_ops(served: Harness) -> None:
     """A client that only writes cannot make the server keep replies without end."""
     client = await served.session()
