@@ -18,7 +18,7 @@ help: ## List the targets
 setup: $(STAMP) ## Create .venv with everything pinned, kernels built
 
 # Installing builds the kernels, so their sources count too.
-$(STAMP): pyproject.toml constraints.txt kernels/build.py $(wildcard kernels/cpu/*)
+$(STAMP): pyproject.toml constraints.txt kernels/build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed (PYTHON=...)" >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'

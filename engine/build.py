@@ -15,6 +15,7 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import Composite, DraftSource
+from engine.draft_gate import GatedDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
@@ -32,6 +33,10 @@ from engine.text import Detokenizer
 from engine.types import ModelInfo, Request
 from kernels.ops import Ops, load_ops
 from kernels.reference import SAMPLER_VERSION
+
+# Accepted drafts per step from which drafting pays, at the row costs in BENCHMARKS.md: a step of
+# seven rows costs 1.06 of one row in bf16, and 1.6 in float32.
+WORTH = {torch.bfloat16: 0.15, torch.float32: 0.7}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,8 @@ def build(
             vocabulary = min(loaded.vocab_size, target.vocab_size)
             model = _paged(loaded, config, num_blocks, _ops(loaded), vocabulary)
             source = ModelDraft(model, config.max_step_rows, loaded.context_limit)
-        sources.append(GuardedDraft(source, target.vocab_size))
+        gated = GatedDraft(source, WORTH[target.model.dtype])
+        sources.append(GuardedDraft(gated, target.vocab_size))
     info = _info(config, target, ops, tuple(s.name for s in sources), num_blocks)
     pool = BlockPool(num_blocks, config.block_size)
 

@@ -7,6 +7,7 @@ when told to, when the other side is gone, or when the engine cannot go on. SIGU
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from multiprocessing.connection import Connection
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.host import Host, Inbox, LastReport
-from engine.messages import Failed, Ready, Stop
+from engine.messages import Command, Failed, Ready, Stop
 
 
 def main(fd: int) -> int:
@@ -40,21 +41,28 @@ def main(fd: int) -> int:
 def _serve(connection: Connection, config: EngineConfig) -> int:
     from engine.build import build  # pulls in torch: after the signal handlers are in place
 
-    reports = LastReport()
+    inbox, ready, reports = Inbox(), threading.Event(), LastReport()
+    reader = threading.Thread(target=_read, args=(connection, inbox, ready), daemon=True)
+    reader.start()
     built = build(config, time.monotonic, reports)
+    ready.set()
     connection.send(Ready(built.info))
-    inbox = Inbox()
-    threading.Thread(target=_read, args=(connection, inbox), name="inbox", daemon=True).start()
     Host(built.engine, reports, inbox, connection.send).run()
     return 0
 
 
-def _read(connection: Connection, inbox: Inbox) -> None:
-    try:
-        while True:
-            inbox.put(connection.recv())
-    except (EOFError, OSError):
-        inbox.put(Stop())
+def _read(connection: Connection, inbox: Inbox, ready: threading.Event) -> None:
+    """Bring commands to the inbox; the end of the connection is a Stop. While the model is still
+    being loaded there is nothing to finish, so a Stop ends the process at once."""
+    command: Command | None = None
+    while not isinstance(command, Stop):
+        try:
+            command = connection.recv()
+        except (EOFError, OSError):
+            command = Stop()
+        if isinstance(command, Stop) and not ready.is_set():
+            os._exit(0)
+        inbox.put(command)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,9 @@ class Child:
         """Ask the child to write its stacks to stderr."""
         self._process.send_signal(signal.SIGUSR1)
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def end(self, grace: float) -> int:
         """Wait up to `grace` for it to end by itself, then kill it. Returns the exit status."""
         try:
@@ -171,6 +174,9 @@ class ProcessClient:
                 self._child.send(Stop())
         if self._thread.is_alive():
             self._thread.join(self._rules.stop_s + 5)
+        # The supervisor has ended its child by now; nothing may outlive this, whatever happened.
+        if (child := self._child) is not None:
+            child.kill()
 
     # ---- the supervisor's thread ---------------------------------------------------------------
 
@@ -232,8 +238,10 @@ class ProcessClient:
             if reply is not None or self._idle():
                 self._heard = now
             elif (overdue := now - self._heard) > self._patience():
-                child.dump_stacks()
-                self._stopping.wait(0.5)
+                if not self._stopping.is_set():
+                    child.dump_stacks()
+                    self._stopping.wait(0.5)
+                child.kill()
                 return Failed(f"the engine hangs: no step for {overdue:.0f} s", final=False)
 
     def _take(self, reply: Ready | Stepped) -> None:

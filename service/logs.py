@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
@@ -17,6 +17,28 @@ LEVELS = {
     "error": logging.ERROR,
 }
 REPEAT_S = 60.0
+
+
+class Sink:
+    """A text stream that fails silently: a full disk or a reader that left costs lines of the log,
+    never the work that they were about. `lost` counts failures."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self.lost += 1
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self.lost += 1
 
 
 class OncePerMinute(logging.Filter):
@@ -41,7 +63,7 @@ def make_log(
 ) -> FilteringBoundLogger:
     """A logger that writes to `stream` (stderr)."""
     return structlog.wrap_logger(  # type: ignore[no-any-return]
-        structlog.WriteLogger(stream or sys.stderr),
+        structlog.WriteLogger(cast(TextIO, Sink(stream or sys.stderr))),
         processors=[*_shared(), *_rendering(form)],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         context_class=dict,
@@ -56,7 +78,7 @@ def library_handler(
     stream: TextIO | None = None,
 ) -> logging.Handler:
     """A handler for the root logger that gives the lines of libraries the same form."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(Sink(stream or sys.stderr))
     handler.setLevel(max(LEVELS[level], logging.WARNING) if level != "debug" else logging.DEBUG)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -62,12 +63,14 @@ class Server:
 
 
 @contextmanager
-def serving(model: Path, scratch: Path, *options: str) -> Iterator[Server]:
+def serving(
+    model: Path, scratch: Path, *options: str, stderr: int | None = None
+) -> Iterator[Server]:
     port_file = scratch / "port"
     log = (scratch / "log").open("wb")
     command = [sys.executable, "-m", "service", "serve", "--model", str(model), *options]
     command += ["--listen", "127.0.0.1:0", "--port-file", str(port_file), "--kv-cache-mib", "8"]
-    with log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    with log, subprocess.Popen(command, stdout=log, stderr=stderr or log) as process:
         try:
             end = time.monotonic() + START_S
             while not port_file.exists() and time.monotonic() < end and process.poll() is None:
@@ -144,6 +147,27 @@ def test_sigterm_lets_running_work_finish(model: Path, tmp_path: Path) -> None:
         assert finished.reason == pb.FINISH_REASON_LENGTH
         assert running.process.wait(20) == 0
         assert not psutil.pid_exists(running.engine_pid)
+
+
+def test_a_log_whose_reader_left_costs_lines_and_nothing_else(model: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with serving(model, tmp_path, "--threads", "1", stderr=writer) as running:
+        os.close(writer)
+        os.close(reader)
+        got = running.generate("--max-tokens", "20", "--ignore-eos")
+        assert len(got["token_ids"]) == 20  # type: ignore[arg-type]
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+
+
+def test_sigterm_while_the_model_loads_stops_at_once(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path) as running:
+        engine = running.engine()
+        started = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        assert time.monotonic() - started < 5
+        assert not engine.is_running()
 
 
 async def _kill_under_load(server: Server) -> tuple[list[pb.Finished], float]:

@@ -196,6 +196,19 @@ def test_stopping_while_it_loads(model: Path, hangs: bool) -> None:
         assert world.client.state is EngineState.STOPPED
 
 
+def test_stopping_a_child_that_hangs(model: Path) -> None:
+    """One patience, not two: who stops the client waits no longer, and then it is gone."""
+    with running(config_of(model), Supervision(stop_s=2.0)) as world:
+        world.client.start()
+        world.listener.wait_for_state(EngineState.READY, 1)
+        child = world.child
+        child.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        world.client.stop()
+        assert time.monotonic() - start < 4.0
+        assert gone(child.pid, 0.1)
+
+
 def test_hanging_while_it_loads(model: Path) -> None:
     with running(config_of(model), Supervision(start_s=60.0, first_tries=1)) as world:
         child = start_loading(world)

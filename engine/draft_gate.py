@@ -1,0 +1,73 @@
+"""Drafts only where they have paid lately: a fixed threshold, until costs are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from engine.draft import DraftSource
+from engine.types import Proposal, StepPlan, Verdict
+
+# How fast the average follows, and for how many steps a sequence that does not pay is left alone.
+WEIGHT = 0.2
+REST = 24
+
+
+@dataclass(slots=True)
+class _Record:
+    average: float
+    rest: int = 0
+
+
+class GatedDraft:
+    """Wraps a source: a sequence whose drafts do not pay gets none for `REST` steps, then a try.
+
+    `worth` is how many drafts of a step must be accepted, on average, for its additional rows to
+    cost less than they save. Each sequence begins with the benefit of the doubt.
+    """
+
+    def __init__(self, source: DraftSource, worth: float) -> None:
+        self._source = source
+        self._worth = worth
+        self._records: dict[str, _Record] = {}
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def errors(self) -> int:
+        return self._source.errors
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        work = tuple(
+            replace(w, draft_cap=0) if w.draft_cap and self._rests(w.seq.request.id) else w
+            for w in plan.work
+        )
+        return self._source.propose(replace(plan, work=work))
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
+            if proposal.source == self.name and not verdict.error:
+                self._learn(work.seq.request.id, verdict.accepted)
+        self._source.observe(plan, proposals, verdicts)
+
+    def forget(self, request_id: str) -> None:
+        self._records.pop(request_id, None)
+        self._source.forget(request_id)
+
+    def _rests(self, request_id: str) -> bool:
+        record = self._records.get(request_id)
+        if record is None or not record.rest:
+            return False
+        record.rest -= 1
+        return True
+
+    def _learn(self, request_id: str, accepted: int) -> None:
+        record = self._records.get(request_id)
+        if record is None:
+            record = self._records[request_id] = _Record(self._worth * 2)
+        record.average += WEIGHT * (accepted - record.average)
+        if record.average < self._worth:
+            # One failure more after the rest, and it rests again; one success, and it goes on.
+            record.average, record.rest = self._worth, REST
