@@ -32,7 +32,7 @@ fmt: setup ## Format, and fix what can be fixed
 	$(PY) -m ruff format .
 
 lint: setup ## Style, types, architecture, wire
-	$(PY) -m ruff check .
+	$(PY) -m ruff check --no-cache .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports

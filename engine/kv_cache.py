@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from kernels.hugepages import zeros
 from torch import Tensor
+
+from kernels.hugepages import zeros
 
 
 @dataclass(frozen=True, slots=True)
