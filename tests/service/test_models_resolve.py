@@ -102,7 +102,12 @@ def test_useless_directory_is_named(
 @pytest.mark.parametrize(
     "ref", ["", "nope", "/no/such/path", "./org/name", "a/b/c", "org/", "../x"]
 )
-def test_unknown_model_lists_what_there_is(made: Supply, ref: str) -> None:
+def test_unknown_model_lists_what_there_is(
+    made: Supply, ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Relative names are looked up where we stand, so stand where there is nothing.
+    (tmp_path / "empty" / "empty").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "empty" / "empty")
     with pytest.raises(UnknownModel, match=r"smollm2-135m, qwen2\.5-coder-1\.5b"):
         made.resolve(ref)
 
