@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from engine.draft import DraftSource
 from engine.types import Proposal, StepPlan, Verdict
 
-# How fast the average follows, and for how many steps a sequence that does not pay is left alone.
-WEIGHT = 0.2
-REST = 24
+# How fast the average follows, and where it starts above what drafts must be worth.
+WEIGHT = 0.1
+DOUBT = 1.0
 
 
 @dataclass(slots=True)
@@ -20,15 +20,16 @@ class _Record:
 
 
 class GatedDraft:
-    """Wraps a source: a sequence whose drafts do not pay gets none for `REST` steps, then a try.
+    """Wraps a source: a sequence whose drafts do not pay gets none for `rest` steps, then a try.
 
     `worth` is how many drafts of a step must be accepted, on average, for its additional rows to
     cost less than they save. Each sequence begins with the benefit of the doubt.
     """
 
-    def __init__(self, source: DraftSource, worth: float) -> None:
+    def __init__(self, source: DraftSource, worth: float, rest: int) -> None:
         self._source = source
         self._worth = worth
+        self._rest = rest
         self._records: dict[str, _Record] = {}
 
     @property
@@ -66,8 +67,8 @@ class GatedDraft:
     def _learn(self, request_id: str, accepted: int) -> None:
         record = self._records.get(request_id)
         if record is None:
-            record = self._records[request_id] = _Record(self._worth * 2)
+            record = self._records[request_id] = _Record(self._worth + DOUBT)
         record.average += WEIGHT * (accepted - record.average)
         if record.average < self._worth:
             # One failure more after the rest, and it rests again; one success, and it goes on.
-            record.average, record.rest = self._worth, REST
+            record.average, record.rest = self._worth, self._rest
