@@ -212,8 +212,8 @@ class ProcessClient:
             finish = Finish(FinishReason.DRAINED)
         else:
             finish = Finish(FinishReason.ERROR, error=ending.cause, retryable=True)
-        lost = self._ledger.close_all(finish, self._clock())
-        self._deliver(Stepped(tuple(lost), None), False)
+        if lost := self._ledger.close_all(finish, self._clock()):
+            self._listener.deliver(lost)
         status = child.end(self._rules.stop_s if self._stopping.is_set() else 0.0)
         return ending, f" (exit status {status})"
 
@@ -252,7 +252,7 @@ class ProcessClient:
             return
         if self._clock() - self._ready_at > self._rules.backoff_most_s:
             self._failures = 0
-        self._deliver(reply, True)
+        self._deliver(reply)
 
     def _idle(self) -> bool:
         """Nothing is expected of the child, so its silence says nothing."""
@@ -268,8 +268,8 @@ class ProcessClient:
         ready = self._state is EngineState.READY
         return self._rules.watchdog_s if ready else self._rules.start_s
 
-    def _deliver(self, step: Stepped, live: bool) -> None:
-        chunks = self._ledger.pass_on(step.chunks, self._clock()) if live else step.chunks
+    def _deliver(self, step: Stepped) -> None:
+        chunks = self._ledger.pass_on(step.chunks, self._clock())
         if chunks:
             self._listener.deliver(chunks)
         if step.report is not None:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-GREEDY = 0.0
-
 
 class FinishReason(StrEnum):
     """Why a generation ended; the names are those of the wire."""
