@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,27 @@ class Built:
     info: ModelInfo
 
 
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A model in memory, and the same over a KV pool of its own."""
+
+    loaded: LoadedModel
+    paged: PagedModel
+    ops: Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Target and draft models, drafts by directory, over pools of `num_blocks` blocks each.
+
+    Several engines may be put together over the same models, one after another.
+    """
+
+    target: Pooled
+    drafts: dict[str, Pooled]
+    num_blocks: int
+
+
 def build(
     config: EngineConfig,
     clock: Callable[[], float],
@@ -57,38 +79,69 @@ def build(
 
     `config.model` and the models in `config.draft` are directories. Raises ConfigError.
     """
+    models = load_models(config)
+    return assemble(config, models, draft_sources(config, models), clock, observer)
+
+
+def load_models(config: EngineConfig) -> Models:
+    """The part of `build` that takes seconds and memory."""
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     register_attention()
     target = load(config.model, config.dtype, config.device, attn_implementation=ATTENTION)
-    specs = parse_drafts(config.draft)
     drafts = {
         spec.model: load(spec.model, config.dtype, config.device, attn_implementation=ATTENTION)
-        for spec in specs
+        for spec in parse_drafts(config.draft)
         if spec.kind == "model"
     }
     for directory in drafts:
         check_same_vocabulary(config.model, directory)
     num_blocks = _num_blocks(config, [target, *drafts.values()])
-    ops = _ops(target)
-    paged = _paged(target, config, num_blocks, ops, target.vocab_size)
+
+    def pooled(loaded: LoadedModel, vocab_size: int) -> Pooled:
+        ops = _ops(loaded)
+        return Pooled(loaded, _paged(loaded, config, num_blocks, ops, vocab_size), ops)
+
+    return Models(
+        pooled(target, target.vocab_size),
+        {d: pooled(m, min(m.vocab_size, target.vocab_size)) for d, m in drafts.items()},
+        num_blocks,
+    )
+
+
+def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
+    """What `config.draft` names, each of them rested where it does not pay, and guarded."""
+    target = models.target.loaded
     sources: list[DraftSource] = []
-    for spec in specs:
+    for spec in parse_drafts(config.draft):
         source: DraftSource = NgramDraft()
         if spec.kind == "model":
-            loaded = drafts[spec.model]
-            vocabulary = min(loaded.vocab_size, target.vocab_size)
-            model = _paged(loaded, config, num_blocks, _ops(loaded), vocabulary)
-            source = ModelDraft(model, config.max_step_rows, loaded.context_limit)
+            draft = models.drafts[spec.model]
+            source = ModelDraft(draft.paged, config.max_step_rows, draft.loaded.context_limit)
         gated = GatedDraft(source, *GATES[target.model.dtype])
         sources.append(GuardedDraft(gated, target.vocab_size))
-    info = _info(config, target, ops, tuple(s.name for s in sources), num_blocks)
+    return sources
+
+
+def assemble(
+    config: EngineConfig,
+    models: Models,
+    sources: Seq[DraftSource],
+    clock: Callable[[], float],
+    observer: EngineObserver | None = None,
+) -> Built:
+    """An engine over `models`, with as many of their blocks as `config` allows for."""
+    target = models.target.loaded
+    loaded = [target, *(m.loaded for m in models.drafts.values())]
+    num_blocks = min(models.num_blocks, _num_blocks(config, loaded))
+    info = _info(config, target, models.target.ops, tuple(s.name for s in sources), num_blocks)
     pool = BlockPool(num_blocks, config.block_size)
 
     def texts(request: Request) -> Detokenizer:
         return Detokenizer(target.tokenizer, request.prompt, request.stopping.strings)
 
     scheduler = Scheduler(config, pool, ClassArrival(), texts, info.context_limit)
-    return Built(Engine(scheduler, paged, Composite(sources), clock, observer), info)
+    engine = Engine(scheduler, models.target.paged, Composite(sources), clock, observer)
+    return Built(engine, info)
 
 
 def _shape(loaded: LoadedModel) -> KVShape:
