@@ -8,45 +8,23 @@
 
 #include "kernels.h"
 #include "sampler.h"
+#include "tiles.h"
+#include "write_kv.h"
 
 using namespace draftwire;
 
 namespace {
 
-constexpr int ABI = 1;  // cpu/library.py's; raise both with any change to what follows `extern "C"`
-constexpr int TILE_ROWS = 16;
+constexpr int ABI = 2;  // cpu/library.py's; raise both with any change to what follows `extern "C"`
 
 template <class T>
-void write_row(const T* k, const T* v, T* k_cache, T* v_cache, int64_t slot, int head, int heads,
-               int dim) {
-    int64_t page = (slot / BLOCK * heads + head) * BLOCK * dim;
-    int64_t offset = slot % BLOCK;
-    T* to = k_cache + page + offset * 2;
-    for (int d = 0; d < dim; d += 2, to += BLOCK * 2) std::memcpy(to, k + d, 2 * sizeof(T));
-    std::memcpy(v_cache + page + offset * dim, v, dim * sizeof(T));
-}
-
-template <class T>
-void write_rows(const void* k, const void* v, void* k_cache, void* v_cache, const int64_t* slots,
-                int64_t rows, int heads, int dim, int64_t k_row, int64_t v_row) {
+void write_rows(const void* k, const void* v, const Pool& pool, const int64_t* slots, int64_t rows,
+                int64_t k_row, int64_t v_row) {
     for (int64_t t = 0; t < rows; ++t)
-        for (int h = 0; slots[t] >= 0 && h < heads; ++h)
-            write_row(static_cast<const T*>(k) + t * k_row + int64_t(h) * dim,
-                      static_cast<const T*>(v) + t * v_row + int64_t(h) * dim,
-                      static_cast<T*>(k_cache), static_cast<T*>(v_cache), slots[t], h, heads, dim);
-}
-
-std::vector<Tile> tiles_of(const Attention& call, int sequences) {
-    int tokens = TILE_ROWS * call.kv_heads / call.heads;
-    if (tokens < 1) tokens = 1;
-    std::vector<Tile> tiles;
-    for (int s = 0; s < sequences; ++s)
-        for (int first = call.cu_query[s]; first < call.cu_query[s + 1]; first += tokens) {
-            int left = call.cu_query[s + 1] - first;
-            for (int h = 0; h < call.kv_heads; ++h)
-                tiles.push_back({s, h, first, left < tokens ? left : tokens});
-        }
-    return tiles;
+        for (int h = 0; slots[t] >= 0 && h < pool.kv_heads; ++h)
+            write_row(static_cast<const T*>(k) + t * k_row + int64_t(h) * pool.head_dim,
+                      static_cast<const T*>(v) + t * v_row + int64_t(h) * pool.head_dim, pool,
+                      slots[t], h);
 }
 
 }  // namespace
@@ -80,11 +58,10 @@ const Kernels* draftwire_kernels(const char* name) {
 
 const char* draftwire_isa(const Kernels* kernels) { return kernels->name; }
 
-void draftwire_write_kv(const void* k, const void* v, void* k_cache, void* v_cache,
-                        const int64_t* slots, int64_t rows, int heads, int dim, int64_t k_row,
-                        int64_t v_row, int element_bytes) {
+void draftwire_write_kv(const void* k, const void* v, const Pool* pool, const int64_t* slots,
+                        int64_t rows, int64_t k_row, int64_t v_row, int element_bytes) {
     auto write = element_bytes == 2 ? write_rows<uint16_t> : write_rows<float>;
-    write(k, v, k_cache, v_cache, slots, rows, heads, dim, k_row, v_row);
+    write(k, v, *pool, slots, rows, k_row, v_row);
 }
 
 // False if there was no memory for scratch.
@@ -92,8 +69,7 @@ bool draftwire_attention(const Kernels* kernels, const Attention* call, int sequ
                          int element_bytes, int threads) {
     auto attend = element_bytes == 2 ? kernels->attention_bf16 : kernels->attention_f32;
     std::vector<Tile> tiles = tiles_of(*call, sequences);
-    int group = call->heads / call->kv_heads;
-    int rows = group > TILE_ROWS ? group : TILE_ROWS;
+    int rows = most_rows(call->heads, call->kv_heads);
     int64_t scratch_bytes = kernels->attention_scratch(rows, call->head_dim);
     int64_t count = int64_t(tiles.size());
     std::atomic<int64_t> taken{0};

@@ -11,11 +11,20 @@ namespace draftwire {
 constexpr int BLOCK = 16;   // positions per KV block, and lanes of a vector of scores
 constexpr int RANGE = 256;  // absolute positions per softmax partial
 
+// KV of one layer. Scales (num_blocks, kv_heads, BLOCK) where the elements are int8, else null.
+struct Pool {
+    void *k, *v;
+    float *k_scale, *v_scale;
+    int kv_heads, head_dim;
+};
+
 // One call of paged attention; the contract is reference.paged_attention. Strides in elements.
 struct Attention {
     const void* q;
     const void* k_cache;
     const void* v_cache;
+    const float* k_scale;
+    const float* v_scale;
     void* out;
     const int32_t* block_tables;
     const int32_t* cu_query;

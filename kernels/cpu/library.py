@@ -18,7 +18,7 @@ from torch import Tensor
 
 PATH = Path(__file__).parents[1] / "_cpu.so"
 BLOCK = 16
-_ABI = 1  # api.cpp's
+_ABI = 2  # api.cpp's
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -48,11 +48,20 @@ def load(isa: str | None = None, path: Path = PATH) -> Library | None:
     )
 
 
+class _Pool(Structure):
+    """`Pool` of kernels.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
+        *((name, c_int) for name in ("kv_heads", "head_dim")),
+    ]
+
+
 class _Attention(Structure):
     """`Attention` of kernels.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("q", "k_cache", "v_cache", "out")),
+        *((name, c_void_p) for name in ("q", "k_cache", "v_cache", "k_scale", "v_scale", "out")),
         *((name, c_void_p) for name in ("block_tables", "cu_query", "context_lens")),
         *((name, c_int64) for name in ("q_row", "q_head", "out_row", "out_head", "table_row")),
         *((name, c_int) for name in ("heads", "kv_heads", "head_dim", "window")),
@@ -67,7 +76,7 @@ _SIGNATURES: list[tuple[str, Any, list[Any]]] = [
     (
         "draftwire_write_kv",
         None,
-        [c_void_p] * 5 + [c_int64, c_int, c_int, c_int64, c_int64, c_int],
+        [c_void_p, c_void_p, POINTER(_Pool), c_void_p, c_int64, c_int64, c_int64, c_int],
     ),
     (
         "draftwire_attention",
@@ -108,12 +117,9 @@ class Library:
         self._native.draftwire_write_kv(
             k.data_ptr(),
             v.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
+            byref(_Pool(k_cache.data_ptr(), v_cache.data_ptr(), None, None, heads, dim)),
             slots.data_ptr(),
             rows,
-            heads,
-            dim,
             k.stride(0),
             v.stride(0),
             k.element_size(),
@@ -148,6 +154,8 @@ class Library:
             q.data_ptr(),
             k_cache.data_ptr(),
             v_cache.data_ptr(),
+            None,
+            None,
             out.data_ptr(),
             block_tables.data_ptr(),
             cu_query.data_ptr(),
