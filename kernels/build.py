@@ -34,6 +34,8 @@ _X86 = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": _AVX512,
     "avx512bf16": [*_AVX512, "-mavx512bf16"],
+    "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DDRAFTWIRE_TILES"],
+    "amx_emulated": ["-mavx2", "-mfma", "-DDRAFTWIRE_TILES", "-DDRAFTWIRE_EMULATE_TILES"],
 }
 
 

@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "sampler.h"
 #include "tiles.h"
+#include "tiles_permitted.h"
 #include "write_kv.h"
 
 using namespace draftwire;
@@ -39,19 +40,22 @@ const char* draftwire_version() { return DRAFTWIRE_VERSION; }
 
 // The table of an instruction set; the best one for a null name. Null: unknown or not on this CPU.
 const Kernels* draftwire_kernels(const char* name) {
-    const Kernels* found[4] = {};
-    int n = 0;
+    const Kernels* found[6] = {};
+    int n = 0, best = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) found[n++] = kernels_avx512bf16();
+    bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    if (avx2) found[n++] = kernels_amx_emulated(), ++best;  // by name only
+    if (bf16 && tiles_permitted()) found[n++] = kernels_amx();
+    if (bf16) found[n++] = kernels_avx512bf16();
     if (avx512) found[n++] = kernels_avx512();
     if (avx2) found[n++] = kernels_avx2();
 #endif
     found[n++] = kernels_generic();
-    for (int i = 0; i < n; ++i)
+    for (int i = name ? 0 : best; i < n; ++i)
         if (!name || !std::strcmp(name, found[i]->name)) return found[i];
     return nullptr;
 }
@@ -78,12 +82,14 @@ bool draftwire_attention(const Kernels* kernels, const Attention* call, int sequ
     {
         void* scratch = std::aligned_alloc(64, scratch_bytes);
         ok = scratch != nullptr;
+        kernels->tile_begin();
         int64_t i = taken++;
         while (scratch && i < count) {
             int64_t next = taken++;  // known early, so that its pages can be on their way
             attend(*call, tiles[i], next < count ? &tiles[next] : nullptr, scratch);
             i = next;
         }
+        kernels->tile_end();
         std::free(scratch);
     }
     return ok;

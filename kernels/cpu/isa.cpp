@@ -1,4 +1,5 @@
-// Compiled once per instruction set: -DDRAFTWIRE_ISA=name and the flags of the set.
+// Compiled once per instruction set: -DDRAFTWIRE_ISA=name and the flags of the set. With
+// DRAFTWIRE_TILES matrix tiles are used too.
 #include "kernels.h"
 
 #if defined(__AVX512F__)
@@ -11,6 +12,9 @@
 
 #include "attention.h"
 #include "scan.h"
+#ifdef DRAFTWIRE_TILES
+#include "tiles_amx.h"
+#endif
 
 #define QUOTED(x) #x
 #define NAME_OF(x) QUOTED(x)
@@ -18,10 +22,23 @@
 #define TABLE_OF(x) JOINED(kernels_, x)
 
 namespace draftwire {
+namespace {
+
+#ifdef DRAFTWIRE_TILES
+void tile_begin() { tile_configure(whole_tiles()); }
+void tile_end() { tile_release(); }
+#else
+void tile_begin() {}
+void tile_end() {}
+#endif
+
+}  // namespace
 
 const Kernels* TABLE_OF(DRAFTWIRE_ISA)() {
     static const Kernels table = {
         NAME_OF(DRAFTWIRE_ISA),
+        tile_begin,
+        tile_end,
         attention_scratch,
         attention<uint16_t, DotBF16>,
         attention<float, DotF32>,

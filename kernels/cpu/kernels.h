@@ -49,6 +49,9 @@ struct Draw {
 
 struct Kernels {
     const char* name;
+    // Each thread calls these before and after all that follows; matrix tiles belong to a thread.
+    void (*tile_begin)();
+    void (*tile_end)();
     // Bytes of scratch for tiles of up to `rows` query rows.
     int64_t (*attention_scratch)(int rows, int head_dim);
     // `next` is what this thread takes after `tile`, or null.
@@ -85,5 +88,7 @@ const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_avx512bf16();
+const Kernels* kernels_amx();
+const Kernels* kernels_amx_emulated();  // the code of `amx` on tiles in plain C++, for tests
 
 }  // namespace draftwire

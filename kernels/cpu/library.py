@@ -25,8 +25,9 @@ _DTYPES = (torch.bfloat16, torch.float32)
 def load(isa: str | None = None, path: Path = PATH) -> Library | None:
     """The library for the best instruction set of this CPU, or None where it was not built.
 
-    `isa`, or else $DRAFTWIRE_ISA, forces one of avx512bf16, avx512, avx2 and generic. Raises
-    ValueError if it is unknown or not on this CPU, RuntimeError if the file is of another version.
+    `isa`, or else $DRAFTWIRE_ISA, forces one of amx, avx512bf16, avx512, avx2 and generic, or
+    amx_emulated, which is for tests. Raises ValueError if it is unknown or not on this CPU,
+    RuntimeError if the file is of another version.
     """
     if not path.exists():
         return None

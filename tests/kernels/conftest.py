@@ -9,7 +9,7 @@ import pytest
 from kernels import build
 from kernels.cpu.library import Library, load
 
-NAMES = ("generic", "avx2", "avx512", "avx512bf16")
+NAMES = ("amx_emulated", "generic", "avx2", "avx512", "avx512bf16", "amx")
 
 
 @cache

@@ -62,7 +62,7 @@ class TestEnvironment:
         monkeypatch.setenv("DRAFTWIRE_ISA", isa)
         assert load_ops("cpu").isa == isa
 
-    @pytest.mark.parametrize("isa", ["avx", "AVX2", "amx"])
+    @pytest.mark.parametrize("isa", ["avx", "AVX2", "amx2"])
     def test_an_unknown_one_is_an_error(self, monkeypatch, isa):
         monkeypatch.setenv("DRAFTWIRE_ISA", isa)
         with pytest.raises(ValueError, match=isa):
