@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from engine.linear import pack_linears
 from engine.loader import LoadedModel, check_same_vocabulary, load
 from engine.observer import EngineObserver
 from engine.policy import ClassArrival
+from engine.prefix import NoPrefixCache, PrefixCache
 from engine.runner import ATTENTION, PagedModel, register_attention
 from engine.scheduler import Scheduler
 from engine.selfcheck import check_paged, probe_tokens, stock_logits
@@ -139,9 +141,16 @@ def assemble(
     def texts(request: Request) -> Detokenizer:
         return Detokenizer(target.tokenizer, request.prompt, request.stopping.strings)
 
-    scheduler = Scheduler(config, pool, ClassArrival(), texts, info.context_limit)
-    engine = Engine(scheduler, models.target.paged, Composite(sources), clock, observer)
-    return Built(engine, info)
+    def copy_blocks(pairs: Seq[tuple[int, int]]) -> None:
+        for model in (models.target, *models.drafts.values()):
+            model.paged.cache.copy_blocks(pairs)
+
+    prefixes = (
+        PrefixCache(pool, secrets.token_bytes(32)) if config.prefix_cache else NoPrefixCache()
+    )
+    scheduler = Scheduler(config, pool, prefixes, ClassArrival(), texts, info.context_limit)
+    target_model, draft = models.target.paged, Composite(sources)
+    return Built(Engine(scheduler, target_model, draft, copy_blocks, clock, observer), info)
 
 
 def _shape(loaded: LoadedModel) -> KVShape:

@@ -27,6 +27,7 @@ class EngineConfig:
     draft_rows: int = 16
     kv_cache_mib: int = 1024
     block_size: int = 16
+    prefix_cache: bool = True
     dtype: str = "auto"
     device: str = "auto"
     threads: int = 0

@@ -33,7 +33,8 @@ MAX_EMPTY_PLANS = 100
 class Engine:
     """Advances all sequences together. Single-threaded: one caller owns it.
 
-    `clock` gives monotonic seconds. `model` is the target.
+    `clock` gives monotonic seconds. `model` is the target. `copy_blocks` copies KV blocks, by
+    (from, to), in the pools of all models.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class Engine:
         scheduler: Scheduler,
         model: Model,
         draft: DraftSource,
+        copy_blocks: Callable[[Seq[tuple[int, int]]], None],
         clock: Callable[[], float],
         observer: EngineObserver | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._model = model
         self._draft = draft
+        self._copy_blocks = copy_blocks
         self._clock = clock
         self._observer = observer or NullObserver()
         self._ended: list[TokenChunk] = []
@@ -100,6 +103,8 @@ class Engine:
         ended = self.collect()
         clock = StepClock(self._clock)
         plan = self.scheduler.plan(clock.now)
+        if plan.copies:
+            self._copy_blocks(plan.copies)
         clock.lap("plan")
         self._stalled = self._stalled + 1 if self.scheduler.busy and not plan else 0
         if self._stalled > MAX_EMPTY_PLANS:

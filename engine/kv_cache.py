@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,13 @@ class KVCache:
 
         layers = range(shape.layers)
         return KVCache(tuple(pool(k_shape) for _ in layers), tuple(pool(v_shape) for _ in layers))
+
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        """Copy whole blocks by (from, to). All are read before any is written; no two have the
+        same `to`."""
+        source, target = torch.tensor(pairs, device=self.k[0].device).T
+        for pool in (*self.k, *self.v):
+            pool[target] = pool[source]
 
 
 def blocks_that_fit(shapes: list[KVShape], kv_cache_mib: int, block_size: int) -> int:

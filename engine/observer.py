@@ -12,8 +12,10 @@ from engine.types import SourceStats
 class StepReport:
     """One step in numbers. Times are monotonic seconds; `phases` are durations by verb.
 
-    `accepted_by_position[i]` counts drafts accepted at draft position i. `draft_errors` is the
-    total since the engine started.
+    Every block is used, cached (held by nobody, but its content may be found) or free. Of
+    `prefix_queries` tokens of the sequences that began or began again, `prefix_hits` had their KV
+    in the prefix cache. `accepted_by_position[i]` counts drafts accepted at draft position i.
+    `draft_errors` is the total since the engine started.
     """
 
     number: int
@@ -29,6 +31,9 @@ class StepReport:
     free_blocks: int
     used_blocks: int
     preempted: int
+    cached_blocks: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     phases: tuple[tuple[str, float], ...] = ()
     by_source: tuple[tuple[str, SourceStats], ...] = ()
     accepted_by_position: tuple[int, ...] = ()

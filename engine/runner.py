@@ -83,7 +83,7 @@ class PagedModel:
         self, model: nn.Module, cache: KVCache, block_size: int, vocab_size: int, ops: Ops
     ) -> None:
         self._model = model
-        self._cache = cache
+        self.cache = cache
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._ops = ops
@@ -108,7 +108,7 @@ class PagedModel:
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=rows,
-            step=StepContext(self._ops, self._cache, batch),
+            step=StepContext(self._ops, self.cache, batch),
         )
         logits: Tensor = output.logits[0, : len(batch.logit_rows), : self._vocab_size]
         return logits

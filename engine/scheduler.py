@@ -1,25 +1,28 @@
 """Who runs, how many rows each, and what becomes of the result. Integers only: no torch, no clock.
 
 A step feeds `tokens[computed:]` of every running sequence: decode rows first, prompt chunks with
-what is left of the row budget, running or new. When blocks run out, drafts go first, then the
-last sequence in policy order is preempted (it keeps its tokens and its place in the queue, and
-is computed again later). Victims always come after everything planned so far, so there is nothing
-to undo, and the first sequence in policy order always gets on.
+what is left of the row budget, running or new. A new one begins behind what the prefix cache has
+of it. When blocks run out, drafts go first, then the last sequence in policy order is preempted
+(it keeps its tokens and its place in the queue, and is computed again later). Victims always come
+after everything planned so far, so there is nothing to undo, and the first sequence in policy
+order always gets on.
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.deadlines import Deadlines
 from engine.errors import InvalidRequest
+from engine.output import account, append_tokens, closing_text, count_drafts
 from engine.policy import Policy
+from engine.prefix import Hit, Prefixes
 from engine.rows import share_rows
 from engine.types import (
     Finish,
@@ -27,7 +30,6 @@ from engine.types import (
     Proposal,
     Request,
     Sequence,
-    SourceStats,
     StepPlan,
     TextStream,
     TokenChunk,
@@ -46,16 +48,18 @@ class Scheduler:
         self,
         config: EngineConfig,
         pool: BlockPool,
+        prefixes: Prefixes,
         policy: Policy,
         texts: Callable[[Request], TextStream],
         context_limit: int,
     ) -> None:
         self._config = config
+        self._prefixes = prefixes
         self._policy = policy
         self._texts = texts
         self._context_limit = context_limit
         self._live: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines()
         self._waiting = [0, 0, 0]
         self._steps = 0
         self.pool = pool
@@ -77,9 +81,7 @@ class Scheduler:
             )
         seq = Sequence(request, list(request.prompt), self.pool.table(), self._texts(request))
         self._live[request.id] = seq
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.id))
-            self._prune_deadlines()
+        self._deadlines.add(request.id, request.deadline)
         self._wait(seq)
 
     def cancel(self, request_id: str, reason: FinishReason, now: float) -> TokenChunk | None:
@@ -89,22 +91,8 @@ class Scheduler:
 
     def expire(self, now: float) -> list[TokenChunk]:
         """End what has passed its deadline, running or waiting."""
-        chunks = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, request_id = heapq.heappop(self._deadlines)
-            seq = self._live.get(request_id)
-            # An id may have been used again since; only the live one's own deadline counts.
-            due = None if seq is None else seq.request.deadline
-            if seq is not None and due is not None and due <= now:
-                chunks.append(self._end(seq, Finish(FinishReason.DEADLINE), now))
-        return chunks
-
-    def _prune_deadlines(self) -> None:
-        """Most requests end long before their deadline."""
-        if len(self._deadlines) > 2 * len(self._live) + 100:
-            due = ((s.request.deadline, i) for i, s in self._live.items())
-            self._deadlines = [(d, i) for d, i in due if d is not None]
-            heapq.heapify(self._deadlines)
+        finish = Finish(FinishReason.DEADLINE)
+        return [self._end(self._live[i], finish, now) for i in self._deadlines.due(now)]
 
     def _wait(self, seq: Sequence) -> None:
         self._waiting[seq.request.priority] += 1
@@ -135,48 +123,68 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Decide one step and reserve its blocks."""
-        newcomers = self._admissible()
-        shares = share_rows(
-            [*self.running, *newcomers], self._config.max_step_rows, self._policy.rank
-        )
+        # Newcomers have room beside all that the running ones need, so where there are any nobody
+        # is preempted.
+        hits = self._admissible()
+        needs = {s: s.goal - s.computed for s in self.running}
+        needs |= {s: s.goal - hit.tokens for s, hit in hits.items()}
+        shares = share_rows(needs, self._config.max_step_rows, self._policy.rank)
+        begun = [s for s in hits if shares[s] or not needs[s]]
+        for seq in begun:
+            self._admit(seq, hits[seq], now)
         work: list[Work] = []
         preempted = 0
         for seq in self.running:  # victims leave from its end, so they are never reached here
-            count = shares[seq]
-            fits = self.pool.grow(seq.table, seq.computed + count)
+            count = shares.get(seq, 0)
+            fits = self._reserve(seq, count)
             while not fits and (victim := self.running[-1]) is not seq:
                 self._preempt(victim)
                 preempted += 1
-                fits = self.pool.grow(seq.table, seq.computed + count)
-            if fits and count:
+                fits = self._reserve(seq, count)
+            if fits and (count or seq.computed >= seq.goal):
                 work.append(_work(seq, count))
-        if not preempted:
-            work += [self._admit(s, shares[s], now) for s in newcomers if shares[s] or not s.goal]
         self._steps += 1
-        return StepPlan(self._steps, self._with_drafts(work), preempted)
+        return StepPlan(
+            self._steps,
+            self._with_drafts(work),
+            preempted,
+            self.pool.take_copies(),
+            looked_up=sum(hits[s].looked_up for s in begun),
+            found=sum(hits[s].tokens for s in begun),
+        )
 
-    def _admissible(self) -> list[Sequence]:
+    def _admissible(self) -> dict[Sequence, Hit]:
         """Who waits, first to serve first, as far as there are seats and blocks for all they hold,
-        beside all that the running ones already need."""
+        beside all that the running ones already need; and what each may begin with."""
         pool = self.pool
         free = pool.free - sum(
             max(0, pool.blocks_for(s.goal) - len(s.table.ids)) for s in self.running
         )
-        found: list[Sequence] = []
+        found: dict[Sequence, Hit] = {}
         for seq in islice(self._policy.waiting(), self._config.max_seqs - len(self.running)):
-            free -= pool.blocks_for(seq.goal)
+            hit = self._prefixes.look_up(seq)
+            free -= pool.blocks_for(seq.goal) - hit.spared
             if free < 0:
                 break
-            found.append(seq)
+            found[seq] = hit
         return found
 
-    def _admit(self, seq: Sequence, count: int, now: float) -> Work:
-        self.pool.grow(seq.table, count)
+    def _admit(self, seq: Sequence, hit: Hit, now: float) -> None:
+        self.pool.hold(seq.table, hit.blocks)
+        seq.computed, seq.drafted = hit.tokens, hit.drafted
         self._unwait(seq)
         insort(self.running, seq, key=self._policy.rank)
+        cached = min(hit.tokens, len(seq.request.prompt))
+        seq.cached = cached if seq.scheduled is None else min(cached, seq.cached)
         if seq.scheduled is None:
             seq.scheduled = now
-        return _work(seq, count)
+
+    def _reserve(self, seq: Sequence, count: int) -> bool:
+        """Blocks for the next `count` rows, the first of which may lie in a block of others."""
+        if not count:
+            return True
+        pool = self.pool
+        return pool.own(seq.table, seq.computed) and pool.grow(seq.table, seq.computed + count)
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -220,69 +228,49 @@ class Scheduler:
         """Take over a step's outcome. Sequences that ended during the forward pass are skipped."""
         chunks = []
         for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
-            seq = work.seq
-            if seq.finish is not None:
-                continue
-            if verdict.error:
-                finish = Finish(FinishReason.ERROR, error=verdict.error)
-                chunks.append(self._end(seq, finish, now))
-                continue
-            # Rollback is an assignment: KV of rejected drafts is overwritten by the next feed.
-            seq.computed = work.start + work.count + verdict.accepted
-            self.pool.shrink(seq.table, seq.computed)
-            computed = max(0, min(seq.computed, len(seq.request.prompt)) - work.start)
-            chunk = self._emit(seq, proposal, verdict, now)
-            self._policy.charge(seq, computed, 0 if chunk is None else len(chunk.tokens))
-            if chunk is not None:
-                chunks.append(chunk)
+            if work.seq.finish is None:
+                chunk = self._take_over(work, proposal, verdict, now)
+                if chunk is not None:
+                    chunks.append(chunk)
         return chunks
+
+    def _take_over(
+        self, work: Work, proposal: Proposal, verdict: Verdict, now: float
+    ) -> TokenChunk | None:
+        seq = work.seq
+        if verdict.error:
+            # What it computed may be what is wrong: nobody else shall begin with it.
+            self.pool.unname(seq.table)
+            return self._end(seq, Finish(FinishReason.ERROR, error=verdict.error), now)
+        # Rollback is an assignment: KV of rejected drafts is overwritten by the next feed.
+        seq.computed = work.start + work.count + verdict.accepted
+        self.pool.shrink(seq.table, seq.computed)
+        offset = seq.generated
+        text, finish = self._emit(seq, proposal, verdict, now)
+        self._prefixes.keep(seq, work.start)
+        tokens = tuple(seq.tokens[len(seq.request.prompt) + offset :])
+        computed = max(0, min(seq.computed, len(seq.request.prompt)) - work.start)
+        self._policy.charge(seq, computed, len(tokens))
+        if finish is not None:
+            return self._end(seq, finish, now, offset, tokens, text)
+        return TokenChunk(seq.request.id, offset, tokens, text) if tokens else None
 
     def _emit(
         self, seq: Sequence, proposal: Proposal, verdict: Verdict, now: float
-    ) -> TokenChunk | None:
+    ) -> tuple[str, Finish | None]:
+        """Append what the step gave."""
         if verdict.next_token is None:
             done = seq.request.prefill_only and seq.computed >= seq.goal
-            return self._end(seq, Finish(FinishReason.LENGTH), now) if done else None
+            return "", Finish(FinishReason.LENGTH) if done else None
         if seq.prefilled is None:
             seq.prefilled = now
         if seq.first_token is None:
             seq.first_token = now
-        offset = seq.generated
-        text, finish = self._append(seq, (*proposal.tokens[: verdict.accepted], verdict.next_token))
-        seq.target_steps += 1
-        if proposal.tokens:
-            delivered = min(verdict.accepted, seq.generated - offset)
-            stats = SourceStats(len(proposal.tokens), delivered)
-            seq.by_source[proposal.source] = (
-                seq.by_source.get(proposal.source, SourceStats()) + stats
-            )
-        tokens = tuple(seq.tokens[len(seq.request.prompt) + offset :])
-        if finish is None:
-            return TokenChunk(seq.request.id, offset, tokens, text)
-        return self._end(seq, finish, now, offset, tokens, text)
-
-    def _append(self, seq: Sequence, tokens: Iterable[int]) -> tuple[str, Finish | None]:
-        """Append one by one until something ends the output; what follows is dropped."""
-        pieces: list[str] = []
-        stopping = seq.request.stopping
-        for token in tokens:
-            seq.tokens.append(token)
-            if token in stopping.stop_ids:
-                return "".join(pieces), Finish(FinishReason.STOP, matched=token)
-            if token in stopping.eos_ids:
-                return "".join(pieces), Finish(FinishReason.EOS)
-            try:
-                piece, stop = seq.text.push(token)
-            except Exception as error:  # a bad id must hurt this request only
-                return "".join(pieces), Finish(FinishReason.ERROR, error=f"detokenizing: {error}")
-            pieces.append(piece)
-            if stop is not None:
-                return "".join(pieces), Finish(FinishReason.STOP, matched=stop)
-            if seq.left <= 0:
-                return "".join(pieces), Finish(FinishReason.LENGTH)
-            if len(seq.tokens) >= self._context_limit:
-                return "".join(pieces), Finish(FinishReason.CONTEXT)
-        return "".join(pieces), None
+        before = seq.generated
+        tokens = (*proposal.tokens[: verdict.accepted], verdict.next_token)
+        result = append_tokens(seq, tokens, self._context_limit)
+        count_drafts(seq, proposal, verdict, seq.generated - before)
+        return result
 
     def _end(
         self,
@@ -295,22 +283,10 @@ class Scheduler:
     ) -> TokenChunk:
         """The only way out: give back everything and make the terminal chunk."""
         request = seq.request
-        if finish.reason is not FinishReason.STOP or not isinstance(finish.matched, str):
-            text += _flush(seq)
-        seq.finish = replace(
-            finish,
-            prompt_tokens=len(request.prompt),
-            completion_tokens=seq.generated,
-            arrived=request.arrived,
-            scheduled=seq.scheduled,
-            prefilled=seq.prefilled,
-            first_token=seq.first_token,
-            finished=now,
-            target_steps=seq.target_steps,
-            preemptions=seq.preemptions,
-            by_source=tuple(seq.by_source.items()),
-        )
+        text += closing_text(seq, finish)
+        seq.finish = account(seq, finish, now)
         del self._live[request.id]
+        self._deadlines.discard(request.id, request.deadline)
         self.pool.release(seq.table)
         if seq in self.running:
             self.running.remove(seq)
@@ -321,7 +297,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert the laws of blocks and cursors; cheap enough for every step of a test."""
-        self.pool.check(s.table for s in self._live.values())
+        self.pool.check([s.table for s in self._live.values()])
         assert len(self.running) + self.waiting == len(self._live)
         for seq in self.running:
             assert 0 <= seq.drafted <= seq.computed < len(seq.tokens)
@@ -331,11 +307,3 @@ class Scheduler:
 def _work(seq: Sequence, count: int) -> Work:
     samples = seq.computed + count == len(seq.tokens)
     return Work(seq, seq.computed, count, 0, samples)
-
-
-def _flush(seq: Sequence) -> str:
-    """Text still held back; a text stream that fails has nothing more to say."""
-    try:
-        return seq.text.flush()
-    except Exception:  # the end must come whatever the tokenizer makes of the ids
-        return ""

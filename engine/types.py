@@ -71,7 +71,8 @@ class SpeculationParams:
 class Request:
     """What a client asked for. Times are `time.monotonic()` seconds, comparable across processes.
 
-    `priority` is the class: 0 interactive, 1 standard, 2 batch.
+    `priority` is the class: 0 interactive, 1 standard, 2 batch. KV is shared only between requests
+    of one tenant and one `cache_salt`.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
     tenant: str = "default"
+    cache_salt: str = ""
     priority: int = 1
     arrived: float = 0.0
     deadline: float | None = None
@@ -104,8 +106,9 @@ class SourceStats:
 class Finish:
     """The end of a generation: reason, exact usage, times and speculation counts.
 
-    `matched` is the stop string or stop id for STOP. `error` and `retryable` are set for ERROR.
-    Times are monotonic seconds; `scheduled` and `first_token` are None if never reached.
+    `cached_tokens` of the prompt were never computed: their KV was found. `matched` is the stop
+    string or stop id for STOP. `error` and `retryable` are set for ERROR. Times are monotonic
+    seconds; `scheduled` and `first_token` are None if never reached.
     """
 
     reason: FinishReason
@@ -139,18 +142,6 @@ class TokenChunk:
     text: str
     finish: Finish | None = None
 
-    def merge(self, later: TokenChunk) -> TokenChunk:
-        """This chunk and the one right after it, as one. Law: offsets follow each other."""
-        assert self.finish is None
-        assert later.offset == self.offset + len(self.tokens)
-        return TokenChunk(
-            self.request_id,
-            self.offset,
-            self.tokens + later.tokens,
-            self.text + later.text,
-            later.finish,
-        )
-
 
 class TextStream(Protocol):
     """Turns output ids into text as they come, and watches for stop strings."""
@@ -175,9 +166,6 @@ class BlockTable:
     def capacity(self) -> int:
         return len(self.ids) * self.block_size
 
-    def slot(self, position: int) -> int:
-        return self.ids[position // self.block_size] * self.block_size + position % self.block_size
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -197,7 +185,10 @@ class Sequence:
     computed: int = 0
     drafted: int = 0
     finish: Finish | None = None
+    # Names of its full blocks for the prefix cache, as far as they were needed (`engine.prefix`).
+    names: list[bytes] = field(default_factory=list)
     # Times and counts for `Finish`.
+    cached: int = 0
     scheduled: float | None = None
     prefilled: float | None = None
     first_token: float | None = None
@@ -236,11 +227,18 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step's decision. Blocks for every row, drafts included, are reserved."""
+    """One step's decision. Blocks for every row, drafts included, are reserved.
+
+    `copies` are (from, to) blocks to copy in all pools before any pass. Of `looked_up` tokens of
+    the sequences that begin or begin again, `found` had their KV in the prefix cache.
+    """
 
     number: int
     work: tuple[Work, ...]
     preempted: int = 0
+    copies: tuple[tuple[int, int], ...] = ()
+    looked_up: int = 0
+    found: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.work)

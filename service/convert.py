@@ -25,6 +25,7 @@ DEFAULT_MAX_TOKENS = 256
 LEAST_TEMPERATURE = 1e-6
 MAX_STOP_IDS = 1024
 MAX_SOURCES = 32
+MAX_SALT = 256
 MAX_TIMEOUT_S = 315_576_000_000
 NANOS = 1_000_000_000
 
@@ -52,6 +53,7 @@ class Parsed:
     priority: int
     timeout_s: float | None
     prefill_only: bool
+    cache_salt: str
     seeded: bool
 
     def request(
@@ -66,6 +68,7 @@ class Parsed:
             sampling=self.sampling,
             speculation=self.speculation,
             tenant=tenant,
+            cache_salt=self.cache_salt,
             priority=self.priority,
             arrived=arrived,
             deadline=None if self.timeout_s is None else arrived + self.timeout_s,
@@ -122,6 +125,7 @@ def parse(
         priority=_priority(params.priority, found),
         timeout_s=_timeout(params, found),
         prefill_only=params.prefill_only,
+        cache_salt=_cache_salt(params.cache_salt, found),
         seeded=params.sampling.HasField("seed"),
     )
     found.refuse_if_any()
@@ -242,6 +246,15 @@ def _speculation(
 def _priority(priority: pb.Priority, found: Violations) -> int:
     found.need(priority in CLASSES, "priority", f"unknown value {int(priority)}")
     return CLASSES.get(priority, 1)
+
+
+def _cache_salt(salt: str, found: Violations) -> str:
+    found.need(
+        len(salt) <= MAX_SALT,
+        "cache_salt",
+        f"{len(salt)} characters are over the limit of {MAX_SALT}",
+    )
+    return salt
 
 
 def _timeout(params: pb.GenerationParams, found: Violations) -> float | None:

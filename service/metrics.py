@@ -145,12 +145,14 @@ class StepMetrics:
             ("draftwire.drafts.accepted_at", "{token}", "Draft tokens accepted, by position."),
             ("draftwire.drafts.errors", "{error}", "Failures of draft sources."),
             ("draftwire.preemptions", "{preemption}", "Sequences that lost their blocks."),
+            ("draftwire.prefix.queries", "{token}", "Tokens looked up in the prefix cache."),
+            ("draftwire.prefix.hits", "{token}", "Tokens whose KV the prefix cache had."),
         )
         for name, unit, description in counters:
             meter.create_observable_counter(name, [self._observe_total(name)], unit, description)
         gauges = (
             ("draftwire.queue.depth", "{request}", "Waiting requests by class.", self._queue),
-            ("draftwire.kv.blocks", "{block}", "KV blocks, used and free.", self._blocks),
+            ("draftwire.kv.blocks", "{block}", "KV blocks: used, cached, free.", self._blocks),
             ("draftwire.sequences", "{sequence}", "Sequences in the last step.", self._sequences),
         )
         for name, unit, description, read in gauges:
@@ -165,6 +167,8 @@ class StepMetrics:
         self._add("draftwire.steps", 1)
         self._add("draftwire.step.tokens", report.emitted)
         self._add("draftwire.preemptions", report.preempted)
+        self._add("draftwire.prefix.queries", report.prefix_queries)
+        self._add("draftwire.prefix.hits", report.prefix_hits)
         for source, stats in report.by_source:
             self._add("draftwire.drafts.proposed", stats.drafted, ("draftwire.source", source))
             self._add("draftwire.drafts.accepted", stats.accepted, ("draftwire.source", source))
@@ -203,6 +207,7 @@ class StepMetrics:
     @staticmethod
     def _blocks(report: StepReport) -> Iterator[Observation]:
         yield Observation(report.used_blocks, {"draftwire.kv.state": "used"})
+        yield Observation(report.cached_blocks, {"draftwire.kv.state": "cached"})
         yield Observation(report.free_blocks, {"draftwire.kv.state": "free"})
 
     @staticmethod

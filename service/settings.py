@@ -36,6 +36,7 @@ ENGINE_SETTINGS = (
     "max_step_rows",
     "draft_rows",
     "kv_cache_mib",
+    "prefix_cache",
     "dtype",
     "device",
     "threads",
@@ -73,6 +74,9 @@ class ServeSettings(BaseSettings):
     )
     kv_cache_mib: int = Field(
         _ENGINE.kv_cache_mib, description="Memory for KV, target and draft together, in MiB."
+    )
+    prefix_cache: bool = Field(
+        _ENGINE.prefix_cache, description="Keep KV of earlier requests for those that begin alike."
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Number type of weights and KV."

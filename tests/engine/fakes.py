@@ -15,6 +15,7 @@ from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.observer import StepReport
 from engine.policy import ClassArrival, Policy
+from engine.prefix import NoPrefixCache, PrefixCache
 from engine.scheduler import Scheduler
 from engine.text import StopStrings
 from engine.types import (
@@ -74,6 +75,12 @@ class HashModel:
                 self.rows += 1
         return [self._answers(feed) for feed in feeds]
 
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        size = self._block_size
+        held = [self.kv[source * size : (source + 1) * size] for source, _ in pairs]
+        for (_, target), content in zip(pairs, held, strict=True):
+            self.kv[target * size : (target + 1) * size] = content
+
     def _slot(self, feed: Feed, position: int) -> int:
         block = feed.blocks[position // self._block_size]
         return block * self._block_size + position % self._block_size
@@ -88,6 +95,23 @@ class HashModel:
         return tuple(
             self._next(context[:n], feed.sampling) for n in range(end - feed.sample + 1, end + 1)
         )
+
+
+class Watched:
+    """The target, seen to write only blocks that are its sequence's alone and have no name."""
+
+    def __init__(self, model: Model, pool: BlockPool) -> None:
+        self._model = model
+        self._pool = pool
+
+    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+        size = self._pool.block_size
+        for feed in feeds:
+            end = feed.start + len(feed.tokens)
+            for block in feed.blocks[feed.start // size : -(-end // size)]:
+                assert self._pool._refs[block] == 1, "writes a block that others hold"
+                assert self._pool._names[block] is None, "writes a block that others may find"
+        return self._model.run(feeds)
 
 
 class PlainText:
@@ -181,6 +205,7 @@ class Rig:
         texts: Callable[[Request], TextStream] = plain_text,
         rng: random.Random | None = None,
         policy: Policy | None = None,
+        prefix_cache: bool = False,
         context_limit: int = 10_000,
         block_size: int = BLOCK,
         draft_rows: int = 64,
@@ -198,21 +223,28 @@ class Rig:
         self.observer = RecordingObserver()
         self.pool = BlockPool(num_blocks, block_size)
         self.target = HashModel(hash_next, num_blocks, block_size)
+        self.models = [self.target]
         self.draft = source or self._source(draft, rng or random.Random(0), context_limit)
         self.policy = ClassArrival() if policy is None else policy
-        self.scheduler = Scheduler(self.config, self.pool, self.policy, texts, context_limit)
+        self.prefixes = PrefixCache(self.pool, b"key") if prefix_cache else NoPrefixCache()
+        self.scheduler = Scheduler(
+            self.config, self.pool, self.prefixes, self.policy, texts, context_limit
+        )
         self.engine = Engine(
             self.scheduler,
-            wrap(self.target),
+            Watched(wrap(self.target), self.pool),
             GuardedDraft(self.draft, VOCAB),
+            self._copy_blocks,
             self.clock,
             self.observer,
         )
         self.chunks: dict[str, list[TokenChunk]] = {}
+        self.copies = 0
 
     def _source(self, kind: str, rng: random.Random, context_limit: int) -> DraftSource:
         def model(next_token: NextToken) -> ModelDraft:
             self.draft_model = HashModel(next_token, self.pool.num_blocks, self.pool.block_size)
+            self.models.append(self.draft_model)
             return ModelDraft(self.draft_model, self.config.max_step_rows, context_limit)
 
         makers: dict[str, Callable[[], list[DraftSource]]] = {
@@ -227,6 +259,11 @@ class Rig:
         }
         return Composite(makers[kind]())
 
+    def _copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        self.copies += len(pairs)
+        for model in self.models:
+            model.copy_blocks(pairs)
+
     def submit(
         self,
         request_id: str,
@@ -240,6 +277,8 @@ class Rig:
         stop_ids: frozenset[int] = frozenset(),
         strings: tuple[str, ...] = (),
         ignore_eos: bool = False,
+        tenant: str = "default",
+        cache_salt: str = "",
     ) -> None:
         eos = frozenset() if ignore_eos else frozenset({EOS})
         self.engine.submit(
@@ -249,6 +288,8 @@ class Rig:
                 StopParams(max_tokens, stop_ids, eos, strings),
                 sampling or SamplingParams(temperature=0.0),
                 speculation or SpeculationParams(),
+                tenant=tenant,
+                cache_salt=cache_salt,
                 priority=priority,
                 arrived=self.clock.now,
                 deadline=deadline,

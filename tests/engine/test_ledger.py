@@ -64,12 +64,3 @@ def test_an_id_that_is_live_is_refused_and_the_first_one_kept() -> None:
     assert end.offset == 2
     ledger.open(request("a"))
     assert len(ledger) == 1
-
-
-def test_chunks_merge_when_they_follow_each_other() -> None:
-    merged = chunk("a", 3, 2).merge(chunk("a", 5, 1)).merge(chunk("a", 6, 0, END))
-    assert merged == TokenChunk("a", 3, (1, 1, 1), "xxx", END)
-    with pytest.raises(AssertionError):
-        chunk("a", 3, 2).merge(chunk("a", 6, 1))
-    with pytest.raises(AssertionError):
-        merged.merge(chunk("a", 6, 1))

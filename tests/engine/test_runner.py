@@ -17,6 +17,7 @@ from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.policy import ClassArrival
+from engine.prefix import NoPrefixCache, PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import Request, SamplingParams, StopParams
 from tests.engine.fakes import ManualClock, PlainText, RecordingObserver
@@ -37,23 +38,36 @@ class TinyRig:
         max_seqs: int = 16,
         rows: int = 40,
         drafted: int = 4,
+        prefix_cache: bool = False,
     ) -> None:
         config = EngineConfig(
             max_draft_tokens=drafted, max_seqs=max_seqs, max_step_rows=rows, draft_rows=40
         )
         target = paged(tiny(family), num_blocks)
+        caches = [target.cache]
         sources: list[DraftSource] = []
         for kind in drafts.split(","):
             if kind == "ngram":
                 sources.append(NgramDraft())
             elif kind in ("model", "perfect"):
-                small = tiny(family, seed=0 if kind == "perfect" else 1)
-                sources.append(ModelDraft(paged(small, num_blocks), rows, 512))
+                small = paged(tiny(family, seed=0 if kind == "perfect" else 1), num_blocks)
+                caches.append(small.cache)
+                sources.append(ModelDraft(small, rows, 512))
         self.pool = BlockPool(num_blocks, BLOCK)
         self.observer = RecordingObserver()
-        self.scheduler = Scheduler(config, self.pool, ClassArrival(), lambda r: PlainText(), 512)
+        prefixes = PrefixCache(self.pool, b"key") if prefix_cache else NoPrefixCache()
+        self.scheduler = Scheduler(
+            config, self.pool, prefixes, ClassArrival(), lambda r: PlainText(), 512
+        )
         draft = Composite([GuardedDraft(s, VOCAB) for s in sources])
-        self.engine = Engine(self.scheduler, target, draft, ManualClock(), self.observer)
+
+        def copy_blocks(pairs: Seq[tuple[int, int]]) -> None:
+            for kv in caches:
+                kv.copy_blocks(pairs)
+
+        self.engine = Engine(
+            self.scheduler, target, draft, copy_blocks, ManualClock(), self.observer
+        )
 
     def generate(
         self, requests: Seq[Seq[int]], tokens: int, sampling: SamplingParams | None = None

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from itertools import takewhile
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.types import FinishReason, SamplingParams, SpeculationParams
-from tests.engine.fakes import EOS, VOCAB, Rig, reference
+from tests.engine.fakes import BLOCK, EOS, VOCAB, Rig, reference
 
 DRAFTS = ["none", "ngram", "model", "perfect", "junk", "ngram,model", "junk,perfect"]
 
 
+def prompts_that_share(rng: random.Random) -> Iterator[list[int]]:
+    """Beginnings and whole texts in common, of every length around that of a block."""
+    texts = [[rng.randrange(1, VOCAB) for _ in range(20)] for _ in range(rng.randint(1, 4))]
+    while True:
+        prompt = rng.choice(texts)[: rng.randint(0, 20)]
+        own = rng.choice([0, 0, rng.randint(0, 20 - len(prompt))])
+        yield (prompt + [rng.randrange(1, VOCAB) for _ in range(own)]) or [1]
+
+
 def traffic(seed: int, draft: str) -> Rig:
-    """Random requests and cancels over a tight pool: each gets the reference, nothing leaks."""
+    """Random requests and cancels over a tight pool: each gets the reference, nothing leaks, and
+    nobody finds what only others have computed."""
     rng = random.Random(seed)
     max_seqs = rng.randint(1, 8)
     rig = Rig(
         num_blocks=rng.randint(14, 30),
+        prefix_cache=rng.random() < 0.8,
         draft=draft,
         rng=rng,
         draft_rows=rng.choice([0, 4, 16, 64]),
@@ -26,9 +40,10 @@ def traffic(seed: int, draft: str) -> Rig:
         max_seqs=max_seqs,
         max_step_rows=rng.randint(max_seqs, 24),
     )
+    prompts = prompts_that_share(rng)
     pending = {
         str(i): (
-            [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 20))],
+            next(prompts),
             rng.randint(0, 30),
             rng.randrange(3),
             SamplingParams(temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(4)),
@@ -37,6 +52,8 @@ def traffic(seed: int, draft: str) -> Rig:
         )
         for i in range(rng.randint(1, 12))
     }
+    tenants = {i: rng.choice(["a", "b"]) for i in pending}
+    known = {i: p + reference(p, n, s, frozenset()) for i, (p, n, _, s, _, _) in pending.items()}
     expected = {
         i: reference(p, n, s, frozenset() if endless else frozenset({EOS}))
         for i, (p, n, _, s, _, endless) in pending.items()
@@ -53,6 +70,7 @@ def traffic(seed: int, draft: str) -> Rig:
                 sampling=sampling,
                 speculation=speculation,
                 ignore_eos=endless,
+                tenant=tenants[i],
             )
         doomed = rng.choice(rig.scheduler.live) if rig.scheduler.live else ""
         during = rng.random() < 0.5
@@ -70,6 +88,9 @@ def traffic(seed: int, draft: str) -> Rig:
     assert rig.pool.free == rig.pool.num_blocks
     for i, want in expected.items():
         got = rig.tokens(i)
+        others = [known[j] for j in known if j != i and tenants[j] == tenants[i]]
+        prompt = known[i][: rig.finish(i).prompt_tokens]
+        assert rig.finish(i).cached_tokens <= max((in_common(prompt, o) for o in others), default=0)
         if rig.finish(i).reason is FinishReason.CANCELLED:
             assert i in cancelled
             assert got == want[: len(got)]
@@ -78,11 +99,23 @@ def traffic(seed: int, draft: str) -> Rig:
     return rig
 
 
+def in_common(one: Seq[int], other: Seq[int]) -> int:
+    """Tokens in full blocks that both begin with."""
+    pairs = zip(batched(one), batched(other), strict=False)
+    return BLOCK * sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def batched(tokens: Seq[int]) -> list[Seq[int]]:
+    return [tokens[i : i + BLOCK] for i in range(0, len(tokens) - BLOCK + 1, BLOCK)]
+
+
 def perfect_draft(seed: int) -> None:
     """The target as its own draft, tight pool, cancels: every guess is accepted."""
     rng = random.Random(seed)
+    prompts = prompts_that_share(rng)
     rig = Rig(
         num_blocks=rng.randint(16, 30),
+        prefix_cache=rng.random() < 0.8,
         draft="perfect",
         draft_rows=rng.choice([6, 64]),
         max_draft_tokens=rng.choice([1, 3, 6]),
@@ -90,8 +123,7 @@ def perfect_draft(seed: int) -> None:
         max_step_rows=rng.randint(6, 24),
     )
     for i in range(8):
-        prompt = [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 20))]
-        rig.submit(str(i), prompt, 30, ignore_eos=True, priority=rng.randrange(3))
+        rig.submit(str(i), next(prompts), 30, ignore_eos=True, priority=rng.randrange(3))
     for _ in range(5000):
         if not rig.engine.busy:
             break
@@ -104,13 +136,15 @@ def perfect_draft(seed: int) -> None:
 
 def test_the_traffic_is_hard_enough() -> None:
     """What never happens in it is not tested by it."""
-    reports = [
-        r for seed in range(70) for r in traffic(seed, DRAFTS[seed % len(DRAFTS)]).observer.reports
-    ]
+    rigs = [traffic(seed, DRAFTS[seed % len(DRAFTS)]) for seed in range(70)]
+    reports = [report for rig in rigs for report in rig.observer.reports]
+    assert sum(rig.copies for rig in rigs) > 10
     assert sum(r.preempted for r in reports) > 30
     assert sum(r.accepted for r in reports) > 300
     assert sum(r.drafted - r.accepted for r in reports) > 300
-    assert sum(r.free_blocks == 0 for r in reports) > 30
+    assert sum(r.free_blocks == r.cached_blocks == 0 for r in reports) > 30
+    assert sum(r.prefix_hits for r in reports) > 1000
+    assert sum(r.cached_blocks > 0 == r.free_blocks for r in reports) > 100
     assert sum(sum(r.waiting) > 0 for r in reports) > 300
 
 

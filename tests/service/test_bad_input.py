@@ -82,7 +82,8 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     (stop(*"abcde"), ["stopping.stop"]),
     (stop("ok", ""), ["stopping.stop[1]"]),
     (stop("x" * 33), ["stopping.stop[0]"]),
-    # speculation, priority, timeout
+    # cache_salt, speculation, priority, timeout
+    ({"cache_salt": "s" * 257}, ["cache_salt"]),
     ({"speculation": P(max_draft_tokens=-1)}, ["speculation.max_draft_tokens"]),
     ({"speculation": P(sources=["ngram", "magic"])}, ["speculation.sources[1]"]),
     ({"speculation": P(sources=["ngram"] * 33)}, ["speculation.sources"]),
@@ -195,6 +196,7 @@ GOOD: list[dict[str, Any]] = [
     {"timeout": Duration(seconds=LONGEST_S)},
     {"timeout": Duration(seconds=LONGEST_S - 1, nanos=999_999_999)},
     {"timeout": Duration(nanos=1)},
+    {"cache_salt": "\U0001f9c2" * 256},
 ]
 
 
@@ -210,6 +212,7 @@ async def test_what_is_allowed_is_accepted(small: Harness) -> None:
     assert requests[8].sampling.temperature == 0  # too small to tell from greedy
     assert requests[18].speculation.max_draft_tokens == 6  # the server's setting caps it
     assert requests[19].speculation.max_draft_tokens == 0
+    assert requests[-1].cache_salt == "\U0001f9c2" * 256
 
 
 async def test_unset_fields_mean_the_documented_defaults(small: Harness) -> None:
@@ -232,6 +235,7 @@ async def test_unset_fields_mean_the_documented_defaults(small: Harness) -> None
         assert request.speculation.max_draft_tokens is None
         assert not request.speculation.sources
         assert request.priority == 1
+        assert request.cache_salt == ""
         assert request.deadline is None
 
 

@@ -262,10 +262,13 @@ async def test_metrics_count_what_usage_says(served: Harness) -> None:
     assert total(reader, "draftwire.steps") == 5
     assert total(reader, "draftwire.step.rows") == 5
     assert total(reader, "draftwire.step.phase.duration", draftwire__phase="forward") == 5
+    assert total(reader, "draftwire.prefix.queries") == 15
+    assert total(reader, "draftwire.prefix.hits") == 10
+    for state, blocks in {"used": 4, "cached": 10, "free": 50}.items():
+        assert total(reader, "draftwire.kv.blocks", draftwire__kv__state=state) == blocks
     assert total(reader, "draftwire.drafts.proposed", draftwire__source="ngram") == 10
     assert total(reader, "draftwire.drafts.accepted", draftwire__source="ngram") == 5
     assert total(reader, "draftwire.drafts.accepted_at", draftwire__position=0) == 5
-    assert total(reader, "draftwire.kv.blocks", draftwire__kv__state="used") == 4
     assert total(reader, "draftwire.queue.depth", draftwire__class="standard") == 0
 
 
