@@ -1,4 +1,4 @@
-"""`make fidelity`: is what Draftwire generates what the model would have generated?
+"""`--against transformers`: is what Draftwire generates what the model would have generated?
 
 Greedy output on the HumanEval prompts in float32, by the whole engine (paged KV, continuous
 batching, chunked prefill, drafts), against `transformers.generate` one prompt at a time. A
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence as Seq
@@ -169,7 +168,7 @@ class Row:
         return "\n".join([counted, *(f"    {d}" for d in self.differences)])
 
 
-def main() -> int:
+def main(words: Seq[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--prompts", type=int, default=164)
@@ -179,7 +178,7 @@ def main() -> int:
     parser.add_argument("--max-draft-tokens", type=int, default=4)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--references", type=Path, help="a file to keep the reference's output in")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     directory = resolve(args.model)
@@ -220,7 +219,3 @@ class DraftCounts:
     def step(self, report: StepReport) -> None:
         self.drafted += report.drafted
         self.accepted += report.accepted
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Is every request the same whatever else the engine does? `python -m tests.fidelity`."""

@@ -1,0 +1,70 @@
+"""The settings that are compared: each a point on all axes at once, for a share of the requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+COLD, WARM = "cold", "warm"
+LONGEST_DRAFT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`share` requests, and what they are computed with and beside.
+
+    `drafts`: none, ngram, model, or, from the reference's own tokens, perfect, wrong (never right)
+    and flawed (right now and then); how many is drawn anew per sequence and step, 0 to 8.
+    `batch`: fewest and most requests at once, drawn anew all the time. `rows`: `max_step_rows`,
+    from which chunk sizes follow. `cache`: "" (off), or the prefix cache on, and warm if all was
+    asked before. `tight`: a KV pool so small that sequences are preempted. `cancels`: with other
+    requests that are cancelled in mid-course. `continued`: the prompt goes on with a part of the
+    reference's output. `restart`: in a process of its own that is killed in mid-course.
+    """
+
+    name: str
+    share: int
+    drafts: str = "none"
+    batch: tuple[int, int] = (1, 32)
+    rows: int = 256
+    cache: str = ""
+    tight: bool = False
+    cancels: bool = False
+    continued: bool = False
+    restart: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What a comparison under this setting counts for."""
+        fewest, most = self.batch
+        named = {
+            f"drafts {self.drafts}": True,
+            "k at random": self.drafts != "none",
+            f"batch {fewest}..{most}": True,
+            f"chunks <= {self.rows}": True,
+            f"prefix cache {self.cache}": bool(self.cache),
+            "preempted": self.tight,
+            "cancelled neighbours": self.cancels,
+            "continued": self.continued,
+            "restart": self.restart,
+        }
+        return tuple(name for name, counts in named.items() if counts)
+
+
+SETTINGS = (
+    Setting("company", 100),
+    Setting("ngram", 100, "ngram"),
+    Setting("model", 100, "model", rows=512),
+    Setting("wrong", 70, "wrong", (1, 16)),
+    Setting("perfect", 70, "perfect", rows=512),
+    Setting("alone", 60, "perfect", (1, 1)),
+    Setting("full", 60, "flawed", (32, 32), rows=64),
+    Setting("chunks-16", 60, "flawed", (1, 16), rows=16),
+    Setting("chunks-48", 60, "wrong", rows=48),
+    Setting("prefix-cold", 60, "ngram", cache=COLD),
+    Setting("prefix-warm", 80, "flawed", cache=WARM),
+    Setting("preempted", 70, "flawed", (8, 16), tight=True),
+    Setting("preempted-cached", 50, "model", (8, 16), cache=COLD, tight=True),
+    Setting("cancels", 100, "ngram", cancels=True),
+    Setting("continued", 100, "none", continued=True),
+    Setting("restart", 100, "ngram", restart=True),
+)
