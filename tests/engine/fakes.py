@@ -69,6 +69,7 @@ class HashModel:
     def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
         self.runs += 1
         for feed in feeds:
+            assert feed.sample <= len(feed.tokens), "samples a row that is not fed"
             for i, token in enumerate(feed.tokens):
                 assert 0 <= token < VOCAB
                 self.kv[self._slot(feed, feed.start + i)] = token

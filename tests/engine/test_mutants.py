@@ -9,8 +9,12 @@ from dataclasses import replace
 import pytest
 
 import engine.core
+import engine.prefix
+import engine.scheduler
 from engine.blocks import BlockPool
 from engine.draft_model import ModelDraft
+from engine.output import append_tokens
+from engine.prefix import Hit, PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import (
     BlockTable,
@@ -23,14 +27,15 @@ from engine.types import (
     Verdict,
 )
 from engine.verify import verify
+from tests.engine.fakes import BLOCK, HashModel, Watched
 from tests.engine.test_simulation import DRAFTS, perfect_draft, traffic
 
 Patch = pytest.MonkeyPatch
 
-append, cancel, commit = Scheduler._append, Scheduler.cancel, Scheduler.commit
+admit, cancel, commit = Scheduler._admit, Scheduler.cancel, Scheduler.commit
 emit, end, preempt = Scheduler._emit, Scheduler._end, Scheduler._preempt
 grow, shrink = BlockPool.grow, BlockPool.shrink
-propose = ModelDraft.propose
+look_up, propose = PrefixCache.look_up, ModelDraft.propose
 
 
 def accepts_one_too_many(patch: Patch) -> None:
@@ -58,7 +63,7 @@ def takes_the_answer_of_another_row(patch: Patch) -> None:
 def counts_a_rejected_draft(patch: Patch) -> None:
     def wrong(
         self: Scheduler, seq: Sequence, proposal: Proposal, verdict: Verdict, now: float
-    ) -> TokenChunk | None:
+    ) -> tuple[str, Finish | None]:
         seq.computed += verdict.accepted < len(proposal.tokens)
         return emit(self, seq, proposal, verdict, now)
 
@@ -99,21 +104,21 @@ def skips_what_the_draft_missed(patch: Patch) -> None:
 
 
 def forgets_the_draft_on_preemption(patch: Patch) -> None:
-    def wrong(self: Scheduler, seq: Sequence) -> None:
-        drafted = seq.drafted
-        preempt(self, seq)
-        seq.drafted = drafted
+    def wrong(self: Scheduler, seq: Sequence, hit: Hit, now: float) -> None:
+        admit(self, seq, hit, now)
+        if seq.preemptions:
+            seq.drafted = seq.computed
 
-    patch.setattr(Scheduler, "_preempt", wrong)
+    patch.setattr(Scheduler, "_admit", wrong)
 
 
 def forgets_the_target_on_preemption(patch: Patch) -> None:
-    def wrong(self: Scheduler, seq: Sequence) -> None:
-        computed = seq.computed
-        preempt(self, seq)
-        seq.computed = min(computed, self.pool.block_size)
+    def wrong(self: Scheduler, seq: Sequence, hit: Hit, now: float) -> None:
+        admit(self, seq, hit, now)
+        if seq.preemptions:
+            seq.computed = max(seq.computed, min(self.pool.block_size, len(seq.tokens) - 1))
 
-    patch.setattr(Scheduler, "_preempt", wrong)
+    patch.setattr(Scheduler, "_admit", wrong)
 
 
 def resumes_with_the_prompt_only(patch: Patch) -> None:
@@ -150,7 +155,7 @@ def hands_out_a_block_that_is_in_use(patch: Patch) -> None:
     def wrong(self: BlockPool, table: BlockTable, tokens: int) -> bool:
         fits = grow(self, table, tokens)
         if fits and len(table.ids) > 3:
-            self._free.append(table.ids[0])
+            self._empty.append(table.ids[0])
         return fits
 
     patch.setattr(BlockPool, "grow", wrong)
@@ -182,13 +187,13 @@ def releases_twice(patch: Patch) -> None:
 
 
 def commits_what_follows_the_end(patch: Patch) -> None:
-    def wrong(self: Scheduler, seq: Sequence, tokens: Iterable[int]) -> tuple[str, Finish | None]:
+    def wrong(seq: Sequence, tokens: Iterable[int], limit: int) -> tuple[str, Finish | None]:
         run, before = list(tokens), len(seq.tokens)
-        result = append(self, seq, run)
+        result = append_tokens(seq, run, limit)
         seq.tokens.extend(run[len(seq.tokens) - before :])
         return result
 
-    patch.setattr(Scheduler, "_append", wrong)
+    patch.setattr(engine.scheduler, "append_tokens", wrong)
 
 
 def delivers_after_a_cancel(patch: Patch) -> None:
@@ -209,6 +214,70 @@ def delivers_after_a_cancel(patch: Patch) -> None:
     patch.setattr(Scheduler, "commit", wrong)
 
 
+def names_what_is_not_computed(patch: Patch) -> None:
+    """As soon as the tokens of a block are known, the last of which was not fed yet."""
+
+    def wrong(self: PrefixCache, seq: Sequence, start: int) -> None:
+        ids, size = seq.table.ids, self._pool.block_size
+        for index in range(min(len(seq.tokens) // size, len(ids))):
+            self._pool.store(ids[index], self._name(seq, index))
+
+    patch.setattr(PrefixCache, "keep", wrong)
+    patch.setattr(Watched, "run", lambda self, feeds: self._model.run(feeds))
+
+
+def finds_what_was_overwritten(patch: Patch) -> None:
+    def wrong(self: BlockPool, block: int) -> None:
+        self._names[block] = None
+        if block in self._idle:
+            del self._idle[block]
+            self._empty.append(block)
+
+    patch.setattr(BlockPool, "_unname", wrong)
+    patch.setattr(BlockPool, "check", lambda self, tables: None)
+
+
+def writes_a_shared_block(patch: Patch) -> None:
+    patch.setattr(BlockPool, "own", lambda self, table, position: True)
+
+
+def does_not_copy(patch: Patch) -> None:
+    patch.setattr(HashModel, "copy_blocks", lambda self, pairs: None)
+
+
+def shares_with_other_tenants(patch: Patch) -> None:
+    patch.setattr(engine.prefix, "_root", lambda request: b"")
+
+
+def forgets_what_came_before_a_block(patch: Patch) -> None:
+    digest = PrefixCache._digest
+    patch.setattr(PrefixCache, "_digest", lambda self, data: digest(self, data[-4 * BLOCK :]))
+
+
+def takes_a_found_prompt_for_computed(patch: Patch) -> None:
+    def wrong(self: PrefixCache, seq: Sequence) -> Hit:
+        hit = look_up(self, seq)
+        return replace(hit, tokens=len(hit.blocks) * self._pool.block_size)
+
+    patch.setattr(PrefixCache, "look_up", wrong)
+
+
+def takes_the_drafts_kv_for_granted(patch: Patch) -> None:
+    def wrong(self: PrefixCache, seq: Sequence) -> Hit:
+        hit = look_up(self, seq)
+        return replace(hit, drafted=hit.tokens)
+
+    patch.setattr(PrefixCache, "look_up", wrong)
+
+
+def counts_its_own_blocks_as_found(patch: Patch) -> None:
+    def wrong(self: Scheduler, seq: Sequence, hit: Hit, now: float) -> None:
+        admit(self, seq, hit, now)
+        seq.cached = min(hit.tokens, len(seq.request.prompt))
+
+    patch.setattr(Scheduler, "_admit", wrong)
+
+
 MUTANTS: tuple[Callable[[Patch], None], ...] = (
     accepts_one_too_many,
     takes_the_answer_of_another_row,
@@ -227,6 +296,15 @@ MUTANTS: tuple[Callable[[Patch], None], ...] = (
     releases_twice,
     commits_what_follows_the_end,
     delivers_after_a_cancel,
+    names_what_is_not_computed,
+    finds_what_was_overwritten,
+    writes_a_shared_block,
+    does_not_copy,
+    shares_with_other_tenants,
+    forgets_what_came_before_a_block,
+    takes_a_found_prompt_for_computed,
+    takes_the_drafts_kv_for_granted,
+    counts_its_own_blocks_as_found,
 )
 
 
