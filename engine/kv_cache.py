@@ -1,4 +1,4 @@
-"""The KV pool of one model: a K and a V tensor per layer, in huge pages."""
+"""The KV pool of one model: K and V of each layer, and their scales if they are int8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from kernels.hugepages import zeros
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model needs per position. `bytes_per_token` counts K and V of all layers."""
+    """What a model needs per position. `bytes_per_token` counts K and V of all layers, with what
+    int8 has besides: a float32 scale for each head."""
 
     layers: int
     kv_heads: int
@@ -21,36 +22,49 @@ class KVShape:
     dtype: torch.dtype
 
     @property
+    def scaled(self) -> bool:
+        return self.dtype == torch.int8
+
+    @property
     def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        per_head = self.head_dim * self.dtype.itemsize + 4 * self.scaled
+        return 2 * self.layers * self.kv_heads * per_head
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """`k[layer]` (num_blocks, kv_heads, head_dim // 2, block_size, 2) and `v[layer]` (num_blocks,
-    kv_heads, block_size, head_dim): the layout of `kernels`."""
+    """`k[layer]` (num_blocks, kv_heads, head_dim // 2, block_size, 2), `v[layer]` (num_blocks,
+    kv_heads, block_size // 2, head_dim, 2): the layout of `kernels`. int8 has scales (num_blocks,
+    kv_heads, block_size) for each, others none. In huge pages."""
 
     k: tuple[Tensor, ...]
     v: tuple[Tensor, ...]
+    k_scale: tuple[Tensor, ...] = ()
+    v_scale: tuple[Tensor, ...] = ()
 
     @staticmethod
     def allocate(shape: KVShape, num_blocks: int, block_size: int, device: torch.device) -> KVCache:
-        k_shape = (num_blocks, shape.kv_heads, shape.head_dim // 2, block_size, 2)
-        v_shape = (num_blocks, shape.kv_heads, block_size, shape.head_dim)
+        head = (num_blocks, shape.kv_heads)
+        k_shape = (*head, shape.head_dim // 2, block_size, 2)
+        v_shape = (*head, block_size // 2, shape.head_dim, 2)
 
-        def pool(size: tuple[int, ...]) -> Tensor:
+        def pools(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
             if device.type == "cpu":
-                return zeros(size, shape.dtype)
-            return torch.zeros(size, dtype=shape.dtype, device=device)
+                return tuple(zeros(size, dtype) for _ in range(shape.layers))
+            return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers))
 
-        layers = range(shape.layers)
-        return KVCache(tuple(pool(k_shape) for _ in layers), tuple(pool(v_shape) for _ in layers))
+        scales = [pools((*head, block_size), torch.float32) for _ in range(2 * shape.scaled)]
+        return KVCache(pools(k_shape, shape.dtype), pools(v_shape, shape.dtype), *scales)
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Of K and of V."""
+        return (self.k_scale[layer], self.v_scale[layer]) if self.k_scale else (None, None)
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         """Copy whole blocks by (from, to). All are read before any is written; no two have the
         same `to`."""
         source, target = torch.tensor(pairs, device=self.k[0].device).T
-        for pool in (*self.k, *self.v):
+        for pool in (*self.k, *self.v, *self.k_scale, *self.v_scale):
             pool[target] = pool[source]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,9 @@ def paged_attention(
     layer = module.layer_idx
     batch = step.batch
     k_cache, v_cache = step.cache.k[layer], step.cache.v[layer]  # type: ignore[index]
+    scales = step.cache.scales(layer)  # type: ignore[arg-type]
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))
-    step.ops.write_kv(k, v, k_cache, v_cache, batch.slots)
+    step.ops.write_kv(k, v, k_cache, v_cache, batch.slots, *scales)
     out = torch.empty_like(q)
     step.ops.paged_attention(
         q,
@@ -63,6 +64,7 @@ def paged_attention(
         batch.context_lens,
         scaling,
         sliding_window or 0,
+        *scales,
     )
     return out[None], None
 
@@ -73,16 +75,47 @@ def register_attention() -> None:
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
 
+class Network(Protocol):
+    """What a model computes of a batch, K/V of all rows being written on the way."""
+
+    def logits(self, batch: ModelInput) -> Tensor:
+        """(R, at least the vocabulary) for `batch.logit_rows`, valid until the next call."""
+        ...
+
+
+class StockNetwork:
+    """`Network` by the modules of transformers."""
+
+    def __init__(self, model: nn.Module, cache: KVCache, ops: Ops) -> None:
+        self._model = model
+        self._cache = cache
+        self._ops = ops
+
+    def logits(self, batch: ModelInput) -> Tensor:
+        """See `Network`."""
+        # With no row to sample the head still needs one; its result is dropped.
+        rows = batch.logit_rows if len(batch.logit_rows) else batch.logit_rows.new_zeros(1)
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            step=StepContext(self._ops, self._cache, batch),
+        )
+        logits: Tensor = output.logits[0, : len(batch.logit_rows)]
+        return logits
+
+
 class PagedModel:
-    """`Model` over a loaded transformers causal LM.
+    """`Model` over a network and its KV pool.
 
     `vocab_size` is the number of ids that may be drawn; embedding rows past it are padding.
     """
 
     def __init__(
-        self, model: nn.Module, cache: KVCache, block_size: int, vocab_size: int, ops: Ops
+        self, network: Network, cache: KVCache, block_size: int, vocab_size: int, ops: Ops
     ) -> None:
-        self._model = model
+        self._network = network
         self.cache = cache
         self._block_size = block_size
         self._vocab_size = vocab_size
@@ -100,18 +133,8 @@ class PagedModel:
         return [tuple(next(drawn) for _ in range(f.sample)) for f in feeds]
 
     def logits(self, batch: ModelInput) -> Tensor:
-        """(R, vocab_size) for `batch.logit_rows`; K/V of all rows are written."""
-        # With no row to sample the head still needs one; its result is dropped.
-        rows = batch.logit_rows if len(batch.logit_rows) else batch.logit_rows.new_zeros(1)
-        output = self._model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=rows,
-            step=StepContext(self._ops, self.cache, batch),
-        )
-        logits: Tensor = output.logits[0, : len(batch.logit_rows), : self._vocab_size]
-        return logits
+        """(R, vocab_size) for `batch.logit_rows`, valid until the next call."""
+        return self._network.logits(batch)[:, : self._vocab_size]
 
     def _draw(self, batch: ModelInput, logits: Tensor) -> list[int]:
         if not len(logits):

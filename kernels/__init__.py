@@ -7,8 +7,10 @@ C++; `triton` is attention for a GPU. Importing this package does nothing and ne
 The pool of one layer is two tensors in blocks of `BLOCK` positions:
 
     K  (num_blocks, kv_heads, head_dim // 2, BLOCK, 2)   pairs of dims, interleaved per position
-    V  (num_blocks, kv_heads, BLOCK, head_dim)
+    V  (num_blocks, kv_heads, BLOCK // 2, head_dim, 2)   pairs of positions, interleaved per dim
 
-K's order is the one in which dot-product instructions over pairs of bf16 read it: one vector holds
-a pair of dims of all positions of a block. A slot is `block * BLOCK + offset`; slot -1 is padding.
+This is the order in which dot-product instructions over pairs of bf16, and matrix tiles, read them:
+one vector holds two neighbours of the sum for sixteen lanes of the result. A slot is
+`block * BLOCK + offset`; slot -1 is padding. With int8 elements there are two more, the float32
+scales of K and V, (num_blocks, kv_heads, BLOCK).
 """

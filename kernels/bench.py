@@ -74,7 +74,7 @@ def attention(ops: Ops, sequences: int, context: int, queries: int, repetitions:
     pools = [
         (
             zeros((blocks, KV_HEADS, DIM // 2, BLOCK, 2), torch.bfloat16).normal_(),
-            zeros((blocks, KV_HEADS, BLOCK, DIM), torch.bfloat16).normal_(),
+            zeros((blocks, KV_HEADS, BLOCK // 2, DIM, 2), torch.bfloat16).normal_(),
         )
         for _ in range(LAYERS)
     ]

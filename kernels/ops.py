@@ -16,7 +16,14 @@ class WriteKV(Protocol):
     """Contract: `reference.write_kv`."""
 
     def __call__(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> None: ...
 
 
@@ -34,6 +41,8 @@ class PagedAttention(Protocol):
         context_lens: Tensor,
         scale: float,
         window: int = 0,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> None: ...
 
 

@@ -21,17 +21,47 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASS_ONE = float(1 << 40)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Store row t of `k` and `v` (T, kv_heads, D) at `slots[t]`; rows with slot -1 are skipped.
 
-    Slots are int32 or int64 and distinct. Caches as in the package docstring, of the rows' dtype.
+    Slots are int32 or int64 and distinct. Caches as in the package docstring, of the rows' dtype; or
+    int8, with the two scales, as `quantise` says.
     """
     used = slots >= 0
     slots = slots[used].long()
     block, offset = slots // BLOCK, slots % BLOCK
-    rows, heads, dim = k[used].shape
-    k_cache[block, :, :, offset] = k[used].reshape(rows, heads, dim // 2, 2)
-    v_cache[block, :, offset] = v[used]
+    k, v = k[used], v[used]
+    if k_scale is not None and v_scale is not None:
+        k, k_scale[block, :, offset] = quantise(k)
+        v, v_scale[block, :, offset] = quantise(v)
+    rows, heads, dim = k.shape
+    k_cache[block, :, :, offset] = k.reshape(rows, heads, dim // 2, 2)
+    v_cache[block, :, offset // 2, :, offset % 2] = v
+
+
+def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., D) -> int8 of the same shape, and float32 scales (...); what int8 KV holds.
+
+    scale = largest magnitude / 127, and an element is x / scale rounded to the nearest whole number,
+    even on a tie, all in float32. A scale that is no normal number counts as 0, and so do elements
+    under it; a row that holds a NaN or an infinity has scale NaN, so that it is seen to be bad.
+    """
+    wide = rows.float()
+    largest = wide.abs().amax(-1)  # NaN if there is any
+    scale = largest / 127
+    scale = scale.masked_fill(scale < torch.finfo(torch.float32).tiny, 0.0)
+    scale = scale.masked_fill(~largest.isfinite(), torch.nan)
+    good = (scale > 0)[..., None]
+    whole = torch.where(good, (wide / scale[..., None]).round(), 0.0)
+    return whole.to(torch.int8), scale
 
 
 def paged_attention(
@@ -44,10 +74,12 @@ def paged_attention(
     context_lens: Tensor,
     scale: float,
     window: int = 0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Causal attention of packed query rows over paged KV, written to `out`.
 
-    q, out (T, heads, D), of the caches' dtype. Sequence s owns rows `cu_query[s]` to
+    q, out (T, heads, D), of the caches' dtype or, if these are int8 with scales, of any. Sequence s owns rows `cu_query[s]` to
     `cu_query[s + 1]` and the blocks `block_tables[s]` (S, max_blocks) int32. `context_lens[s]`
     counts its KV positions including these rows, which must have been written: the last row sits at
     position `context_lens[s] - 1`, the ones before it just before. A row sees the positions up to
@@ -61,7 +93,11 @@ def paged_attention(
         if first == last:
             continue
         table = block_tables[s, : -(-context // BLOCK)].long()
-        keys, values = _gather(k_cache, v_cache, table, context, group)
+        keys, values = _gather(k_cache, v_cache, table, context)
+        if k_scale is not None and v_scale is not None:
+            keys *= _gather_scales(k_scale, table, context)
+            values *= _gather_scales(v_scale, table, context)
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
         positions = torch.arange(context, device=q.device)
         rows = positions[context - (last - first) :, None]
         hidden = positions > rows
@@ -72,14 +108,17 @@ def paged_attention(
         out[first:last] = torch.einsum("htl,lhd->thd", weights, values).to(out.dtype)
 
 
-def _gather(
-    k_cache: Tensor, v_cache: Tensor, table: Tensor, context: int, group: int
-) -> tuple[Tensor, Tensor]:
-    """K and V of one sequence as float32 (context, heads, D)."""
+def _gather(k_cache: Tensor, v_cache: Tensor, table: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """K and V of one sequence as float32 (context, kv_heads, D)."""
     _, heads, half, _, _ = k_cache.shape
-    keys = k_cache[table].permute(0, 3, 1, 2, 4).reshape(-1, heads, half * 2)[:context]
-    values = v_cache[table].transpose(1, 2).reshape(-1, heads, half * 2)[:context]
-    return tuple(x.float().repeat_interleave(group, dim=1) for x in (keys, values))  # type: ignore[return-value]
+    keys = k_cache[table].permute(0, 3, 1, 2, 4).reshape(-1, heads, half * 2)
+    values = v_cache[table].permute(0, 2, 4, 1, 3).reshape(-1, heads, half * 2)
+    return keys[:context].float(), values[:context].float()
+
+
+def _gather_scales(scales: Tensor, table: Tensor, context: int) -> Tensor:
+    """(context, kv_heads, 1)"""
+    return scales[table].transpose(1, 2).reshape(-1, scales.shape[1], 1)[:context]
 
 
 def sample_rows(

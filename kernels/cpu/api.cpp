@@ -71,7 +71,7 @@ void draftwire_write_kv(const void* k, const void* v, const Pool* pool, const in
 // False if there was no memory for scratch.
 bool draftwire_attention(const Kernels* kernels, const Attention* call, int sequences,
                          int element_bytes, int threads) {
-    auto attend = element_bytes == 2 ? kernels->attention_bf16 : kernels->attention_f32;
+    AttendTile attend = attention_of(*kernels, *call, element_bytes);
     std::vector<Tile> tiles = tiles_of(*call, sequences);
     int rows = most_rows(call->heads, call->kv_heads);
     int64_t scratch_bytes = kernels->attention_scratch(rows, call->head_dim);

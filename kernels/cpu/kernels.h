@@ -39,6 +39,8 @@ struct Tile {
     int sequence, kv_head, first, tokens;
 };
 
+using AttendTile = void (*)(const Attention&, const Tile&, const Tile* next, void* scratch);
+
 // What the noise of one row's draw depends on, and what a token must reach.
 struct Draw {
     uint64_t key;
@@ -54,9 +56,12 @@ struct Kernels {
     void (*tile_end)();
     // Bytes of scratch for tiles of up to `rows` query rows.
     int64_t (*attention_scratch)(int rows, int head_dim);
-    // `next` is what this thread takes after `tile`, or null.
+    // By the type of queries and output; KV has it too, or is int8. `next` is what this thread
+    // takes after `tile`, or null.
     void (*attention_bf16)(const Attention&, const Tile&, const Tile* next, void* scratch);
     void (*attention_f32)(const Attention&, const Tile&, const Tile* next, void* scratch);
+    void (*attention_bf16_int8)(const Attention&, const Tile&, const Tile* next, void* scratch);
+    void (*attention_f32_int8)(const Attention&, const Tile&, const Tile* next, void* scratch);
 
     // The maximum of each CHUNK of `n` logits; returns false if there is a NaN.
     bool (*chunk_maxima)(const float* row, int64_t n, float* maxima);

@@ -106,11 +106,18 @@ class Library:
     version: str
 
     def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> None:
         """`reference.write_kv`."""
         rows, heads, dim = k.shape
-        _check_caches(k_cache, v_cache, heads, dim, k.dtype)
+        scales = _check_caches(k_cache, v_cache, k_scale, v_scale, heads, dim, k.dtype)
         _check(v.shape == k.shape and v.dtype == k.dtype, "v is not like k")
         _check(_rows_packed(k) and _rows_packed(v), "rows of k or v are not contiguous")
         _check(slots.shape == (rows,), "not one slot per row")
@@ -118,7 +125,7 @@ class Library:
         self._native.draftwire_write_kv(
             k.data_ptr(),
             v.data_ptr(),
-            byref(_Pool(k_cache.data_ptr(), v_cache.data_ptr(), None, None, heads, dim)),
+            byref(_Pool(k_cache.data_ptr(), v_cache.data_ptr(), *scales, heads, dim)),
             slots.data_ptr(),
             rows,
             k.stride(0),
@@ -137,13 +144,15 @@ class Library:
         context_lens: Tensor,
         scale: float,
         window: int = 0,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> None:
         """`reference.paged_attention`, for head sizes that are a multiple of 16 up to 256."""
         _, heads, dim = q.shape
         kv_heads = v_cache.shape[1]
         _check(dim % 16 == 0 and 0 < dim <= 256, f"head size {dim} is not 16, 32, ... 256")
         _check(heads % kv_heads == 0, f"{heads} heads do not share {kv_heads} kv heads")
-        _check_caches(k_cache, v_cache, kv_heads, dim, q.dtype)
+        scales = _check_caches(k_cache, v_cache, k_scale, v_scale, kv_heads, dim, q.dtype)
         _check(out.shape == q.shape and out.dtype == q.dtype, "out is not like q")
         _check(q.stride(2) == 1 and out.stride(2) == 1, "heads of q or out are not contiguous")
         sequences = len(context_lens)
@@ -155,8 +164,7 @@ class Library:
             q.data_ptr(),
             k_cache.data_ptr(),
             v_cache.data_ptr(),
-            None,
-            None,
+            *scales,
             out.data_ptr(),
             block_tables.data_ptr(),
             cu_query.data_ptr(),
@@ -223,13 +231,30 @@ def _check(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _check_caches(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int, dtype: object) -> None:
+def _check_caches(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    heads: int,
+    dim: int,
+    dtype: torch.dtype,
+) -> tuple[int | None, int | None]:
+    """The addresses of the scales."""
     blocks = len(v_cache)
     _check(dtype in _DTYPES, f"{dtype} is neither bfloat16 nor float32")
     _check(k_cache.shape == (blocks, heads, dim // 2, BLOCK, 2), "k_cache has another shape")
-    _check(v_cache.shape == (blocks, heads, BLOCK, dim), "v_cache has another shape")
-    _check(k_cache.dtype == v_cache.dtype == dtype, "caches have another dtype")
+    _check(v_cache.shape == (blocks, heads, BLOCK // 2, dim, 2), "v_cache has another shape")
     _check(k_cache.is_contiguous() and v_cache.is_contiguous(), "caches are not contiguous")
+    if k_scale is None or v_scale is None:
+        _check(k_scale is v_scale, "one scale alone")
+        _check(k_cache.dtype == v_cache.dtype == dtype, "caches have another dtype")
+        return None, None
+    _check(k_cache.dtype == v_cache.dtype == torch.int8, "caches with scales are not int8")
+    for scale in (k_scale, v_scale):
+        _check(scale.shape == (blocks, heads, BLOCK), "a scale has another shape")
+        _check(scale.dtype == torch.float32 and scale.is_contiguous(), "not float32, contiguous")
+    return k_scale.data_ptr(), v_scale.data_ptr()
 
 
 def _rows_packed(rows: Tensor) -> bool:

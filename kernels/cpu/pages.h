@@ -10,7 +10,7 @@ namespace {
 inline int least(int a, int b) { return a < b ? a : b; }
 inline int most(int a, int b) { return a > b ? a : b; }
 
-struct Span {  // positions begin <= i < end
+struct Span {  // begin <= i < end
     int begin, end;
     bool empty() const { return begin >= end; }
 };
@@ -21,7 +21,8 @@ template <class T>
 struct Pages {
     const int32_t* table;
     const T *k, *v;  // of block 0
-    int64_t stride;
+    const float *k_scale, *v_scale;
+    int64_t stride, scale_stride;
     Span blocks;  // those that the tile reads
 
     Pages(const Attention& call, const Tile& tile) {
@@ -32,11 +33,16 @@ struct Pages {
         table = call.block_tables + s * call.table_row;
         k = static_cast<const T*>(call.k_cache) + tile.kv_head * page;
         v = static_cast<const T*>(call.v_cache) + tile.kv_head * page;
+        k_scale = call.k_scale ? call.k_scale + tile.kv_head * BLOCK : nullptr;
+        v_scale = call.v_scale ? call.v_scale + tile.kv_head * BLOCK : nullptr;
         stride = call.kv_heads * page;
+        scale_stride = int64_t(call.kv_heads) * BLOCK;
         blocks = {begin / BLOCK, (first + tile.tokens + BLOCK - 1) / BLOCK};
     }
     const T* keys(int block) const { return k + table[block] * stride; }
     const T* values(int block) const { return v + table[block] * stride; }
+    const float* key_scales(int block) const { return k_scale + table[block] * scale_stride; }
+    const float* value_scales(int block) const { return v_scale + table[block] * scale_stride; }
 };
 
 // What will be read after what is being read now, in this tile and then in the thread's next one.
@@ -56,23 +62,29 @@ struct Lookahead {
         return block < next->blocks.end ? next : nullptr;
     }
 
-    // K and V that are read a range after the positions `s`, on their way into L2: scattered pages
-    // come at half the speed of a stream without it. Not into L1, which has too few miss buffers,
-    // and little at a time, between computing: a hint that finds a queue full is lost. (Without the
-    // asm, GCC takes this for a function that does nothing; inlined, it costs loops registers.)
-    __attribute__((noinline)) void fetch(Span s) const {
+    // One of `parts` of the keys, or of the values, that are read a range after those of `block`, on
+    // their way into L2: scattered pages come at half the speed of a stream without it. Not into L1,
+    // which has too few miss buffers, and little at a time, between computing: a hint that finds a
+    // queue full is lost. (Without the asm, GCC takes this for a function that does nothing; inlined,
+    // it costs loops registers.)
+    __attribute__((noinline)) void keys(int block, int part, int parts) const {
         asm volatile("");
-        while (!s.empty()) {
-            int block = s.begin / BLOCK, stop = least(s.end, (block + 1) * BLOCK);
-            const Pages<T>* from = find(block);
-            if (!from) return;
-            const T *k = from->keys(block), *v = from->values(block);
-            int end = ((stop - 1) % BLOCK + 1) * dim;
-            const int line = 64 / int(sizeof(T));
-            for (int i = s.begin % BLOCK * dim; i < end; i += line) __builtin_prefetch(k + i, 0, 2);
-            for (int i = s.begin % BLOCK * dim; i < end; i += line) __builtin_prefetch(v + i, 0, 2);
-            s.begin = stop;
-        }
+        const Pages<T>* from = find(block);
+        if (!from) return;
+        fetch(from->keys(block), part, parts);
+        if (part == 0 && from->k_scale) __builtin_prefetch(from->key_scales(block), 0, 2);
+    }
+    __attribute__((noinline)) void values(int block, int part, int parts) const {
+        asm volatile("");
+        const Pages<T>* from = find(block);
+        if (!from) return;
+        fetch(from->values(block), part, parts);
+        if (part == 0 && from->v_scale) __builtin_prefetch(from->value_scales(block), 0, 2);
+    }
+    void fetch(const T* page, int part, int parts) const {
+        const int line = 64 / int(sizeof(T)), lines = dim * BLOCK / line;
+        for (int i = lines * part / parts; i < lines * (part + 1) / parts; ++i)
+            __builtin_prefetch(page + i * line, 0, 2);
     }
 };
 

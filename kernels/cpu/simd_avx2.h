@@ -76,60 +76,45 @@ inline float maximum(V a) {
     return _mm_cvtss_f32(_mm_max_ss(t, _mm_movehdup_ps(t)));
 }
 
-constexpr int PV_ROWS = 2, PV_VECTORS = 2;
+// Attention: rows and vectors of lanes that share the registers.
+constexpr int ROWS = 3, GROUPS = 2;
 
-// Scores of one row against a block: K holds pairs of dims, interleaved per position.
-struct DotF32 {
-    using Query = float;
-    static constexpr int ROWS = 2;
-    struct Pair {
-        __m256 k[4];  // (position, dim) pairs of four positions each
-    };
-    __m256 acc[4] = {};
-    static Pair key(const float* k) {
-        return {{_mm256_loadu_ps(k), _mm256_loadu_ps(k + 8), _mm256_loadu_ps(k + 16),
-                 _mm256_loadu_ps(k + 24)}};
-    }
-    void step(const Pair& p, const float* q) {
-        __m256 both = _mm256_castpd_ps(
-            _mm256_broadcast_sd(reinterpret_cast<const double*>(q)));
-        for (int i = 0; i < 4; ++i) acc[i] = _mm256_fmadd_ps(both, p.k[i], acc[i]);
-    }
-    static __m256 pairs(__m256 a, __m256 b) {  // sums of neighbours, in order
-        __m256d mixed = _mm256_castps_pd(_mm256_hadd_ps(a, b));
-        return _mm256_castpd_ps(_mm256_permute4x64_pd(mixed, 0xd8));
-    }
-    V total() const { return {pairs(acc[0], acc[1]), pairs(acc[2], acc[3])}; }
-};
+// Sums of a tile of a linear layer, and blocks of columns side by side at many rows.
+constexpr int SUMS = 6, WIDTH = 1;
 
-struct DotBF16 {
-    using Query = float;
-    static constexpr int ROWS = 2;
-    struct Pair {
-        __m256 even[2], odd[2];
-    };
-    __m256 even[2] = {}, odd[2] = {};
-    static Pair key(const uint16_t* k) {
-        Pair p;
-        for (int i = 0; i < 2; ++i) {
-            __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k + 16 * i));
-            p.even[i] = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-            p.odd[i] = _mm256_castsi256_ps(
-                _mm256_and_si256(bits, _mm256_set1_epi32(int(0xffff0000u))));
-        }
-        return p;
-    }
-    void step(const Pair& p, const float* q) {
-        __m256 a = _mm256_broadcast_ss(q), b = _mm256_broadcast_ss(q + 1);
-        for (int i = 0; i < 2; ++i) {
-            even[i] = _mm256_fmadd_ps(a, p.even[i], even[i]);
-            odd[i] = _mm256_fmadd_ps(b, p.odd[i], odd[i]);
-        }
-    }
-    V total() const {
-        return {_mm256_add_ps(even[0], odd[0]), _mm256_add_ps(even[1], odd[1])};
-    }
-};
+// Of sixteen pairs of bf16 the first ones, or the second ones.
+inline V firsts(const uint16_t* pairs) {
+    auto* p = reinterpret_cast<const __m256i*>(pairs);
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(p), 16)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(p + 1), 16))};
+}
+inline V seconds(const uint16_t* pairs) {
+    auto* p = reinterpret_cast<const __m256i*>(pairs);
+    __m256i high = _mm256_set1_epi32(int(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(p), high)),
+            _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(p + 1), high))};
+}
+
+inline __m256 every_second(__m256 a, __m256 b, const int which) {
+    __m256 mixed = which ? _mm256_shuffle_ps(a, b, 0xdd) : _mm256_shuffle_ps(a, b, 0x88);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+}
+inline V firsts(const float* p) {
+    V a = load(p), b = load(p + 16);
+    return {every_second(a.lo, a.hi, 0), every_second(b.lo, b.hi, 0)};
+}
+inline V seconds(const float* p) {
+    V a = load(p), b = load(p + 16);
+    return {every_second(a.lo, a.hi, 1), every_second(b.lo, b.hi, 1)};
+}
+inline __m256i pairs8(const int8_t* p) {  // as int16
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline __m256 float8(__m256i pairs) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 16)); }
+inline V firsts(const int8_t* p) {
+    return {float8(_mm256_slli_epi32(pairs8(p), 16)), float8(_mm256_slli_epi32(pairs8(p + 16), 16))};
+}
+inline V seconds(const int8_t* p) { return {float8(pairs8(p)), float8(pairs8(p + 16))}; }
 
 }  // namespace
 }  // namespace draftwire

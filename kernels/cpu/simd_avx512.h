@@ -46,66 +46,67 @@ inline V select(V a, int lo, int hi, float other) {
 inline float sum(V a) { return _mm512_reduce_add_ps(a.x); }
 inline float maximum(V a) { return _mm512_reduce_max_ps(a.x); }
 
-constexpr int PV_ROWS = 6, PV_VECTORS = 4;
+// Attention: rows and vectors of lanes that share the registers.
+constexpr int ROWS = 6, GROUPS = 4;
 
-// Scores of one row against a block: K holds pairs of dims, interleaved per position.
-struct DotF32 {
-    using Query = float;
-    static constexpr int ROWS = 4;
-    struct Pair {
-        __m512 lo, hi;  // (position, dim) pairs of eight positions each
-    };
-    __m512 lo = _mm512_setzero_ps(), hi = _mm512_setzero_ps();
-    static Pair key(const float* k) { return {_mm512_loadu_ps(k), _mm512_loadu_ps(k + 16)}; }
-    void step(Pair p, const float* q) {
-        double two;
-        std::memcpy(&two, q, sizeof two);
-        __m512 both = _mm512_castpd_ps(_mm512_set1_pd(two));
-        lo = _mm512_fmadd_ps(both, p.lo, lo);
-        hi = _mm512_fmadd_ps(both, p.hi, hi);
-    }
-    V total() const {
-        const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26,
-                                               28, 30);
-        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-        return {_mm512_add_ps(_mm512_permutex2var_ps(lo, even, hi),
-                              _mm512_permutex2var_ps(lo, odd, hi))};
-    }
-};
+// Sums of a tile of a linear layer, and blocks of columns side by side at many rows.
+constexpr int SUMS = 24, WIDTH = 2;
+
+// Of sixteen pairs of bf16 the first ones, or the second ones.
+inline V firsts(const uint16_t* pairs) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(pairs), 16))};
+}
+inline V seconds(const uint16_t* pairs) {
+    __m512i high = _mm512_set1_epi32(int(0xffff0000u));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), high))};
+}
 
 #ifdef __AVX512BF16__
-struct DotBF16 {
-    using Query = uint16_t;
-    static constexpr int ROWS = 4;
-    using Pair = __m512i;
-    __m512 acc = _mm512_setzero_ps();
-    static Pair key(const uint16_t* k) { return _mm512_loadu_si512(k); }
-    void step(Pair k, const uint16_t* q) {
+struct PairBF16 {
+    using Weight = uint16_t;
+    using Input = uint16_t;
+    static constexpr int HALVES = 1;
+    static __m512i weights(const uint16_t* pairs, int) { return _mm512_loadu_si512(pairs); }
+    static V step(__m512i w, const uint16_t* x, int, V sum) {
         int32_t two;
-        std::memcpy(&two, q, sizeof two);
-        acc = _mm512_dpbf16_ps(acc, (__m512bh)k, (__m512bh)_mm512_set1_epi32(two));
+        std::memcpy(&two, x, sizeof two);
+        return {_mm512_dpbf16_ps(sum.x, (__m512bh)w, (__m512bh)_mm512_set1_epi32(two))};
     }
-    V total() const { return {acc}; }
 };
-#else
-struct DotBF16 {
-    using Query = float;
-    static constexpr int ROWS = 4;
-    struct Pair {
-        __m512 even, odd;
-    };
-    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
-    static Pair key(const uint16_t* k) {
-        __m512i bits = _mm512_loadu_si512(k);
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)),
-                _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(int(0xffff0000u))))};
-    }
-    void step(Pair p, const float* q) {
-        even = _mm512_fmadd_ps(_mm512_set1_ps(q[0]), p.even, even);
-        odd = _mm512_fmadd_ps(_mm512_set1_ps(q[1]), p.odd, odd);
-    }
-    V total() const { return {_mm512_add_ps(even, odd)}; }
-};
+#endif
+
+inline V firsts(const float* p) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
+                                           30);
+    return {_mm512_permutex2var_ps(_mm512_loadu_ps(p), even, _mm512_loadu_ps(p + 16))};
+}
+inline V seconds(const float* p) {
+    const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29,
+                                          31);
+    return {_mm512_permutex2var_ps(_mm512_loadu_ps(p), odd, _mm512_loadu_ps(p + 16))};
+}
+inline __m512i pairs16(const int8_t* p) {  // as int16
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline V firsts(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs16(p), 16), 16))};
+}
+inline V seconds(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(pairs16(p), 16))};
+}
+
+#ifdef __AVX512BF16__
+inline __m512i bf16_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+inline __m512i bf16_pairs(const int8_t* p) {  // exact: 7 bits and a sign
+    __m512i low = _mm512_srli_epi32(_mm512_castps_si512(firsts(p).x), 16);
+    return _mm512_or_si512(low, _mm512_castps_si512(seconds(p).x));
+}
+// sum + x[0] * first + x[1] * second
+inline V dot_pairs(__m512i pairs, const uint16_t* x, V sum) {
+    int32_t two;
+    std::memcpy(&two, x, sizeof two);
+    return {_mm512_dpbf16_ps(sum.x, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(two))};
+}
 #endif
 
 }  // namespace

@@ -80,40 +80,34 @@ inline float maximum(const V& a) {
 }
 #undef LANES
 
-constexpr int PV_ROWS = 1, PV_VECTORS = 2;
+// Attention: rows and vectors of lanes that share the registers.
+constexpr int ROWS = 1, GROUPS = 1;
 
-// Scores of one row against a block: K holds pairs of dims, interleaved per position.
-struct DotF32 {
-    using Query = float;
-    static constexpr int ROWS = 1;
-    float even[16] = {}, odd[16] = {};
-    struct Pair {
-        V even, odd;
-    };
-    static Pair key(const float* k) {
-        Pair p;
-        for (int i = 0; i < 16; ++i) p.even.x[i] = k[2 * i], p.odd.x[i] = k[2 * i + 1];
-        return p;
-    }
-    static Pair key(const uint16_t* k) {
-        uint32_t bits[16], even[16], odd[16];
-        std::memcpy(bits, k, sizeof bits);
-        for (int i = 0; i < 16; ++i) even[i] = bits[i] << 16, odd[i] = bits[i] & 0xffff0000u;
-        Pair p;
-        std::memcpy(p.even.x, even, sizeof even);
-        std::memcpy(p.odd.x, odd, sizeof odd);
-        return p;
-    }
-    void step(const Pair& k, const float* q) {
-        for (int i = 0; i < 16; ++i) even[i] += q[0] * k.even.x[i], odd[i] += q[1] * k.odd.x[i];
-    }
-    V total() const {
-        V r;
-        for (int i = 0; i < 16; ++i) r.x[i] = even[i] + odd[i];
-        return r;
-    }
-};
-using DotBF16 = DotF32;
+// Sums of a tile of a linear layer, and blocks of columns side by side at many rows.
+constexpr int SUMS = 4, WIDTH = 2;
+
+// Of sixteen pairs of bf16 the first ones, or the second ones.
+inline V firsts(const uint16_t* pairs) {
+    uint16_t own[16];
+    for (int i = 0; i < 16; ++i) own[i] = pairs[2 * i];
+    return load(own);
+}
+inline V seconds(const uint16_t* pairs) {
+    uint16_t own[16];
+    for (int i = 0; i < 16; ++i) own[i] = pairs[2 * i + 1];
+    return load(own);
+}
+
+template <class T>
+inline V every_second(const T* p) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = float(p[2 * i]);
+    return r;
+}
+inline V firsts(const float* p) { return every_second(p); }
+inline V seconds(const float* p) { return every_second(p + 1); }
+inline V firsts(const int8_t* p) { return every_second(p); }
+inline V seconds(const int8_t* p) { return every_second(p + 1); }
 
 }  // namespace
 }  // namespace draftwire

@@ -8,6 +8,13 @@ namespace draftwire {
 
 constexpr int TILE_ROWS = 16;
 
+// By the bytes of an element of queries and output.
+inline AttendTile attention_of(const Kernels& kernels, const Attention& call, int element_bytes) {
+    if (call.k_scale)
+        return element_bytes == 2 ? kernels.attention_bf16_int8 : kernels.attention_f32_int8;
+    return element_bytes == 2 ? kernels.attention_bf16 : kernels.attention_f32;
+}
+
 // Query rows of the largest tile: what `Kernels::attention_scratch` is to be asked for.
 inline int most_rows(int heads, int kv_heads) {
     int group = heads / kv_heads;

@@ -10,6 +10,7 @@
 #include "kernels.h"
 
 namespace draftwire {
+namespace {  // also included by units of one instruction set, see kernels.h
 
 inline float as_float(float x) { return x; }
 inline float as_float(uint16_t bf16) {
@@ -52,21 +53,22 @@ inline void write_row(const T* k, const T* v, const Pool& pool, int64_t slot, in
     int64_t offset = slot % BLOCK;
     if (!pool.k_scale) {
         T* keys = static_cast<T*>(pool.k) + page + offset * 2;
-        T* values = static_cast<T*>(pool.v) + page + offset * dim;
+        T* values = static_cast<T*>(pool.v) + page + offset / 2 * 2 * dim + offset % 2;
         for (int d = 0; d < dim; d += 2) std::memcpy(keys + d * BLOCK, k + d, 2 * sizeof(T));
-        std::memcpy(values, v, dim * sizeof(T));
+        for (int d = 0; d < dim; ++d) values[2 * d] = v[d];
         return;
     }
     int8_t* keys = static_cast<int8_t*>(pool.k) + page + offset * 2;
-    int8_t* values = static_cast<int8_t*>(pool.v) + page + offset * dim;
+    int8_t* values = static_cast<int8_t*>(pool.v) + page + offset / 2 * 2 * dim + offset % 2;
     float k_scale = scale_of(k, dim), v_scale = scale_of(v, dim);
     for (int d = 0; d < dim; ++d) {
         keys[d / 2 * 2 * BLOCK + d % 2] = quantised(k[d], k_scale);
-        values[d] = quantised(v[d], v_scale);
+        values[2 * d] = quantised(v[d], v_scale);
     }
     int64_t at = (slot / BLOCK * pool.kv_heads + head) * BLOCK + offset;
     pool.k_scale[at] = k_scale;
     pool.v_scale[at] = v_scale;
 }
 
+}  // namespace
 }  // namespace draftwire

@@ -99,8 +99,9 @@ def _attend(  # type: ignore[no-untyped-def]
             weights = tl.exp(scores - finite[:, None])
             old_part = tl.exp(top - finite)
             total = total * old_part + tl.sum(weights, 1)
+            pair = (at % PAGE // 2 * (2 * DIM) + at % 2)[:, None] + (dim * 2)[None, :]
             values = tl.load(
-                v_cache + head_page[:, None] + (at % PAGE * DIM)[:, None] + dim[None, :],
+                v_cache + head_page[:, None] + pair,
                 mask=written[:, None] & (dim < DIM)[None, :],
                 other=0.0,
             )
@@ -127,7 +128,7 @@ def paged_attention(
     scale: float,
     window: int = 0,
 ) -> None:
-    """`reference.paged_attention`, with one limit: V of the rows of this step must be finite.
+    """`reference.paged_attention` without int8 KV, and V of the rows of this step must be finite.
 
     A matrix unit multiplies what a row does not see by a weight of zero, so a NaN in a sequence's
     newest positions reaches its earlier rows of the same step (and no other sequence). Nothing is

@@ -8,6 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels import reference
+
 BLOCK = 16
 
 
@@ -25,6 +27,8 @@ class Case:
     window: int
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
     def run(self, attention) -> Tensor:
         """What `attention` writes; it starts from NaN."""
@@ -39,8 +43,41 @@ class Case:
             self.context_lens,
             self.scale,
             self.window,
+            **self.scales,
         )
         return out
+
+    @property
+    def scales(self) -> dict[str, Tensor]:
+        """What int8 KV has besides."""
+        if self.k_scale is None or self.v_scale is None:
+            return {}
+        return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+    def int8(self) -> Case:
+        """The same with int8 KV, the dense form being what that holds. No row may read NaN scales."""
+        k_cache, v_cache = (
+            torch.zeros_like(x, dtype=torch.int8) for x in (self.k_cache, self.v_cache)
+        )
+        shape = (len(k_cache), k_cache.shape[1], BLOCK)
+        k_scale, v_scale = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+        dense = []
+        for table, k, v in zip(self.block_tables, self.keys, self.values, strict=True):
+            at = torch.arange(len(k))
+            slots = table[at // BLOCK] * BLOCK + at % BLOCK
+            reference.write_kv(k, v, k_cache, v_cache, slots, k_scale, v_scale)
+            dense.append(
+                [whole * scale[..., None] for whole, scale in map(reference.quantise, (k, v))]
+            )
+        return replace(
+            self,
+            k_cache=k_cache,
+            v_cache=v_cache,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            keys=tuple(k for k, _ in dense),
+            values=tuple(v for _, v in dense),
+        )
 
     def only(self, sequences: list[int]) -> Case:
         """The same pages with only these sequences in the step, in this order."""
@@ -87,7 +124,7 @@ def make(
     needed = [-(-c // BLOCK) for c in contexts]
     blocks = torch.randperm(sum(needed) + 2, generator=random).int()
     k_cache = torch.full((len(blocks), kv_heads, dim // 2, BLOCK, 2), torch.nan, dtype=dtype)
-    v_cache = torch.full((len(blocks), kv_heads, BLOCK, dim), torch.nan, dtype=dtype)
+    v_cache = torch.full((len(blocks), kv_heads, BLOCK // 2, dim, 2), torch.nan, dtype=dtype)
     foreign = blocks[-1]
     tables = torch.full((len(contexts), max(needed) + 1), int(foreign), dtype=torch.int32)
     keys, values = [], []
@@ -101,7 +138,7 @@ def make(
             block, offset = tables[s, position // BLOCK], position % BLOCK
             pairs = keys[s][position].reshape(kv_heads, dim // 2, 2)
             k_cache[block, :, :, offset] = pairs
-            v_cache[block, :, offset] = values[s][position]
+            v_cache[block, :, offset // 2, :, offset % 2] = values[s][position]
     return Case(
         q=normal(sum(queries), heads, dim),
         k_cache=k_cache,
@@ -143,13 +180,13 @@ CONTEXTS = st.sampled_from([1, 2, 15, 16, 17, 31, 33, 255, 256, 257, 300])
 
 @st.composite
 def cases(draw: st.DrawFn, max_queries: int = 20) -> Case:
-    """Block and range edges, groups of 1 to 9, the usual head sizes, windows, both dtypes."""
+    """Block and range edges, groups of 1 to 9, usual head sizes, windows, dtypes, int8 KV."""
     contexts = draw(st.lists(CONTEXTS, min_size=1, max_size=4))
     queries = [draw(st.integers(0, min(c, max_queries))) for c in contexts]
     if not any(queries):
         queries[0] = 1
     kv_heads = draw(st.integers(1, 3))
-    return make(
+    case = make(
         contexts,
         queries,
         heads=kv_heads * draw(st.integers(1, 9)),
@@ -159,3 +196,4 @@ def cases(draw: st.DrawFn, max_queries: int = 20) -> Case:
         window=draw(st.sampled_from([0, 0, 1, 16, 17, 100])),
         seed=draw(st.integers(0, 2**31)),
     )
+    return case.int8() if draw(st.booleans()) else case

@@ -22,13 +22,18 @@ SETTINGS = settings(
 )
 
 
-def assert_right(case: Case, out: torch.Tensor) -> None:
+# What multiplies pairs of bf16 rounds the softmax weights too, each by 2^-9 at most.
+ROUNDS_WEIGHTS = ("avx512bf16", "amx", "amx_emulated")
+
+
+def assert_right(case: Case, out: torch.Tensor, isa: str = "") -> None:
     """float32 to 2e-6 of the values' size (they are standard normal); bf16 to its own rounding."""
     right = expected(case)
     if case.q.dtype == torch.float32:
         torch.testing.assert_close(out.double(), right, rtol=2e-6, atol=2e-6)
     else:
-        torch.testing.assert_close(out.double(), right, rtol=2**-8, atol=2e-3)
+        atol = 8e-3 if isa in ROUNDS_WEIGHTS else 2e-3
+        torch.testing.assert_close(out.double(), right, rtol=2**-8, atol=atol)
 
 
 @SETTINGS
@@ -40,30 +45,30 @@ def test_reference_is_attention(case: Case):
 @SETTINGS
 @given(case=cases())
 def test_every_instruction_set_is_attention(library: Library, case: Case):
-    assert_right(case, case.run(library.paged_attention))
+    assert_right(case, case.run(library.paged_attention), library.isa)
 
 
 @pytest.mark.parametrize("dim", [16, 32, 48, 64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_head_sizes(library: Library, dim: int, dtype: torch.dtype):
     case = make([37], [3], heads=4, kv_heads=2, dim=dim, dtype=dtype)
-    assert_right(case, case.run(library.paged_attention))
+    assert_right(case, case.run(library.paged_attention), library.isa)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_rows_that_see_nothing_in_common(library: Library, window: int):
     case = make([40], [13], heads=2, kv_heads=2, window=window)
-    assert_right(case, case.run(library.paged_attention))
+    assert_right(case, case.run(library.paged_attention), library.isa)
 
 
 def test_more_rows_of_a_head_than_a_tile(library: Library):
     case = make([40, 300], [2, 1], heads=40, kv_heads=1, dim=32)
-    assert_right(case, case.run(library.paged_attention))
+    assert_right(case, case.run(library.paged_attention), library.isa)
 
 
 def test_a_chunk_of_a_prompt(library: Library):
     case = make([300], [300], heads=6, kv_heads=2, dim=32, dtype=torch.bfloat16)
-    assert_right(case, case.run(library.paged_attention))
+    assert_right(case, case.run(library.paged_attention), library.isa)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -124,7 +129,10 @@ def test_a_later_row_cannot_poison_an_earlier_one(library: Library):
     case = make([20], [4], heads=3, kv_heads=1)
     clean = case.run(library.paged_attention)
     block, offset = case.block_tables[0, 1], 19 % 16
-    for cache in (case.k_cache[block, :, :, offset], case.v_cache[block, :, offset]):
+    for cache in (
+        case.k_cache[block, :, :, offset],
+        case.v_cache[block, :, offset // 2, :, offset % 2],
+    ):
         before = cache.clone()
         cache.fill_(torch.nan)
         out = case.run(library.paged_attention)
@@ -197,7 +205,7 @@ def wrong_inputs() -> list[tuple[str, dict[str, torch.Tensor]]]:
         ("longer", {"cu_query": torch.zeros(3, dtype=torch.int32)}),
         ("table each", {"block_tables": torch.zeros(2, 1, dtype=torch.int32)}),
         ("k_cache", {"k_cache": case.k_cache[:, :, :16]}),
-        ("v_cache", {"v_cache": case.v_cache[:, :, :8]}),
+        ("v_cache", {"v_cache": case.v_cache[:, :, :4]}),
         ("not contiguous", {"v_cache": case.v_cache.transpose(2, 3).contiguous().transpose(2, 3)}),
     ]
 

@@ -47,7 +47,7 @@ def test_rows_land_in_their_slots(write_kv, slots, padding, heads, dim, dtype, w
     if not wide:
         k, v = k.contiguous(), v.contiguous()
     k_cache = torch.full((5, heads, dim // 2, BLOCK, 2), 7, dtype=dtype)
-    v_cache = torch.full((5, heads, BLOCK, dim), 7, dtype=dtype)
+    v_cache = torch.full((5, heads, BLOCK // 2, dim, 2), 7, dtype=dtype)
     write_kv(k, v, k_cache, v_cache, torch.tensor(slots, dtype=torch.int64))
     used = set()
     for row, slot in enumerate(slots):
@@ -55,23 +55,26 @@ def test_rows_land_in_their_slots(write_kv, slots, padding, heads, dim, dtype, w
             block, offset = divmod(slot, BLOCK)
             used.add(slot)
             assert torch.equal(k_cache[block, :, :, offset].flatten(1), k[row])
-            assert torch.equal(v_cache[block, :, offset], v[row])
+            assert torch.equal(v_cache[block, :, offset // 2, :, offset % 2], v[row])
     rest = [divmod(slot, BLOCK) for slot in set(range(5 * BLOCK)) - used]
-    assert all((k_cache[b, :, :, o] == 7).all() and (v_cache[b, :, o] == 7).all() for b, o in rest)
+    assert all(
+        (k_cache[b, :, :, o] == 7).all() and (v_cache[b, :, o // 2, :, o % 2] == 7).all()
+        for b, o in rest
+    )
 
 
 def test_slots_may_be_int32(write_kv: WriteKV):
     k = torch.randn(2, 1, 4)
-    k_cache, v_cache = torch.zeros(1, 1, 2, BLOCK, 2), torch.zeros(1, 1, BLOCK, 4)
+    k_cache, v_cache = torch.zeros(1, 1, 2, BLOCK, 2), torch.zeros(1, 1, BLOCK // 2, 4, 2)
     write_kv(k, k, k_cache, v_cache, torch.tensor([3, -1], dtype=torch.int32))
-    assert torch.equal(v_cache[0, 0, 3], k[0, 0])
+    assert torch.equal(v_cache[0, 0, 1, :, 1], k[0, 0])
     assert torch.count_nonzero(v_cache) == 4
 
 
 def test_nan_is_copied_bit_by_bit(library: Library):
     k = torch.tensor([0x7FC1, -0x3E], dtype=torch.int16).view(torch.bfloat16).reshape(1, 1, 2)
     k_cache = torch.zeros(1, 1, 1, BLOCK, 2, dtype=torch.bfloat16)
-    v_cache = torch.zeros(1, 1, BLOCK, 2, dtype=torch.bfloat16)
+    v_cache = torch.zeros(1, 1, BLOCK // 2, 2, 2, dtype=torch.bfloat16)
     library.write_kv(k, k, k_cache, v_cache, torch.tensor([5]))
     assert torch.equal(k_cache[0, 0, 0, 5].view(torch.int16), k[0, 0].view(torch.int16))
 
@@ -79,7 +82,7 @@ def test_nan_is_copied_bit_by_bit(library: Library):
 def test_wrong_inputs_are_refused():
     library = next(iter(libraries().values()))
     k = torch.zeros(2, 1, 4)
-    k_cache, v_cache = torch.zeros(1, 1, 2, BLOCK, 2), torch.zeros(1, 1, BLOCK, 4)
+    k_cache, v_cache = torch.zeros(1, 1, 2, BLOCK, 2), torch.zeros(1, 1, BLOCK // 2, 4, 2)
     slots = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="v is not like k"):
         library.write_kv(k, k[:1], k_cache, v_cache, slots)
