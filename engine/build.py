@@ -153,22 +153,25 @@ def assemble(
     return Built(Engine(scheduler, target_model, draft, copy_blocks, clock, observer), info)
 
 
-def _shape(loaded: LoadedModel) -> KVShape:
-    c = loaded.config
+def _shape(loaded: LoadedModel, kv_dtype: str) -> KVShape:
+    c, own = loaded.config, loaded.model.dtype
+    if kv_dtype not in ("auto", "int8", str(own).removeprefix("torch.")):
+        raise ConfigError(f"kv_dtype {kv_dtype} is neither int8 nor that of the model, {own}")
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     kv_heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-    return KVShape(c.num_hidden_layers, kv_heads, head_dim, loaded.model.dtype)
+    dtype = torch.int8 if kv_dtype == "int8" else own
+    return KVShape(c.num_hidden_layers, kv_heads, head_dim, dtype)
 
 
 def _ops(loaded: LoadedModel) -> Ops:
     try:
-        return load_ops(loaded.model.device.type, _shape(loaded).head_dim)
+        return load_ops(loaded.model.device.type, _shape(loaded, "auto").head_dim)
     except ValueError as error:  # $DRAFTWIRE_ISA
         raise ConfigError(str(error)) from error
 
 
 def _num_blocks(config: EngineConfig, models: list[LoadedModel]) -> int:
-    shapes = [_shape(m) for m in models]
+    shapes = [_shape(m, config.kv_dtype) for m in models]
     blocks = blocks_that_fit(shapes, config.kv_cache_mib, config.block_size)
     if blocks < 1:
         need = sum(s.bytes_per_token for s in shapes) * config.block_size
@@ -184,7 +187,8 @@ def _paged(
 ) -> PagedModel:
     """The model over a pool of its own, checked against its stock self, linears packed."""
     device = loaded.model.device
-    cache = KVCache.allocate(_shape(loaded), num_blocks, config.block_size, device)
+    shape = _shape(loaded, config.kv_dtype)
+    cache = KVCache.allocate(shape, num_blocks, config.block_size, device)
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
     expected = stock_logits(loaded.model, tokens.to(device))
     if device.type == "cpu":
@@ -201,6 +205,7 @@ def _info(
     facts = {
         "weights": target.weights_hash,
         "dtype": str(target.model.dtype),
+        "kv_dtype": str(_shape(target, config.kv_dtype).dtype),
         "device": str(target.model.device),
         "kernels": f"{ops.name}/{ops.isa}/{ops.version}",
         "threads": torch.get_num_threads(),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from engine.errors import ConfigError
 
+KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -13,6 +15,7 @@ class EngineConfig:
 
     `draft_rows`: drafts are spent only while a step has at most this many rows; on a CPU a row
     is nearly free up to there and costs its full price above (`BENCHMARKS.md`).
+    `kv_dtype` is that of the model ("auto" or by name), or int8 with a scale per head and token.
     `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
     `model` and the models in `draft` are directories by the time the engine is built
     (`engine.specs.resolve_models`); `model_name` is what users call it.
@@ -29,6 +32,7 @@ class EngineConfig:
     block_size: int = 16
     prefix_cache: bool = True
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     device: str = "auto"
     threads: int = 0
     max_context: int = 0
@@ -43,6 +47,7 @@ class EngineConfig:
             (self.kv_cache_mib >= 1, "kv_cache_mib must be positive"),
             (self.block_size == 16, "block_size must be 16"),
             (self.dtype in ("auto", "bfloat16", "float32"), f"unknown dtype {self.dtype!r}"),
+            (self.kv_dtype in KV_DTYPES, f"unknown kv_dtype {self.kv_dtype!r}"),
             (self.threads >= 0, "threads must not be negative"),
             (self.max_context >= 0, "max_context must not be negative"),
         )

@@ -20,6 +20,7 @@ SPLIT = 17
 LONGEST = 1024
 # Relative error of the logits' norm. bf16 keeps 8 bits, and errors add up over the layers.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2}
+TOLERANCE_INT8_KV = 8e-2  # adds about 1e-2 of its own (docs/models.md)
 
 
 def stock_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
@@ -53,6 +54,8 @@ def check_paged(
     expected = expected[:, : actual.shape[1]].float()
     error = ((actual - expected).norm() / expected.norm()).item()
     tolerance = TOLERANCE[got[0].dtype]
+    if paged.cache.k_scale:
+        tolerance = max(tolerance, TOLERANCE_INT8_KV)
     if not error <= tolerance:
         raise ModelError(
             f"{name}: logits over paged KV differ from the stock model's "

@@ -38,6 +38,7 @@ ENGINE_SETTINGS = (
     "kv_cache_mib",
     "prefix_cache",
     "dtype",
+    "kv_dtype",
     "device",
     "threads",
     "max_context",
@@ -80,6 +81,9 @@ class ServeSettings(BaseSettings):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Number type of weights and KV."
+    )
+    kv_dtype: Literal["auto", "bfloat16", "float32", "int8"] = Field(
+        "auto", description="Number type of KV: the model's own (auto), or int8."
     )
     device: str = Field(_ENGINE.device, description="auto, cpu or cuda.")
     threads: int = Field(_ENGINE.threads, description="Compute threads; 0 is one per core.")
