@@ -1,5 +1,6 @@
 """`python -m loadtest`: put load on a server and report; with `--json` the last line of stdout is
-one JSON object. Exit 0 only if every request completed."""
+one JSON object. Exit 0 only if every request completed. `python -m loadtest compare`: see
+`loadtest.compare`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadtest.client import OPTIONS, Record
+from loadtest.compare import compare
 from loadtest.report import summarise, table
 from loadtest.runner import Load, Params, measure
 from loadtest.workload import RandomTokens, Workload, humaneval, spec_bench
@@ -23,6 +25,8 @@ from service.pb import draftwire_pb2_grpc as pb_grpc
 
 INFO_S = 10.0
 
+app = typer.Typer()
+
 
 class WorkloadName(StrEnum):
     HUMANEVAL = "humaneval"
@@ -30,7 +34,9 @@ class WorkloadName(StrEnum):
     RANDOM = "random"
 
 
+@app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     target: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:50051",
     workload: Annotated[WorkloadName, typer.Option(help="Where the prompts come from.")] = (
         WorkloadName.HUMANEVAL
@@ -56,6 +62,8 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="End with one JSON line.")] = False,
 ) -> None:
     """Measure a running server with real clients in a closed loop."""
+    if context.invoked_subcommand:
+        return
     load = Load(target, concurrency, requests, warmup, min(streams, concurrency), timeout)
     base = pb.GenerationParams(
         sampling=pb.Sampling(temperature=temperature),
@@ -118,5 +126,7 @@ def _measure(load: Load, params: Params) -> list[Record]:
         return asyncio.run(measure(load, params, lambda _: progress.advance(bar)))
 
 
+app.command()(compare)
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()
