@@ -15,7 +15,7 @@ class Reference:
     """A request alone: its tokens, and a checksum of the logits behind each."""
 
     tokens: tuple[int, ...]
-    digests: tuple[int, ...]
+    digests: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Difference:
     request: str
     what: str
     at: int
-    got: tuple[int, ...]
-    want: tuple[int, ...]
+    got: tuple[int | None, ...]
+    want: tuple[int | None, ...]
 
     def line(self) -> str:
         return f"{self.request}: {self.what} {self.at}: {list(self.got)}, not {list(self.want)}"
@@ -49,10 +49,11 @@ class Row:
     idle: list[str] = field(default_factory=list)
 
 
-def digests_of(request: Request, count: int, digests: Digests) -> tuple[int, ...]:
+def digests_of(request: Request, count: int, digests: Digests) -> tuple[int | None, ...]:
+    """What was noted for each of the `count` tokens that follow the prompt."""
     first = len(request.prompt)
     seed = request.sampling.seed
-    return tuple(digests.get((seed, p), -1) for p in range(first, first + count))
+    return tuple(digests.get((seed, p)) for p in range(first, first + count))
 
 
 def judge(row: Row, request: Request, got: Output, want: Reference, digests: Digests) -> None:
@@ -83,7 +84,7 @@ def judge_cancelled(row: Row, request: Request, got: Output, want: Reference) ->
 
 
 def difference(
-    request_id: str, what: str, got: tuple[int, ...], want: tuple[int, ...]
+    request_id: str, what: str, got: tuple[int | None, ...], want: tuple[int | None, ...]
 ) -> Difference:
     pairs = zip(got, want, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(got), len(want)))

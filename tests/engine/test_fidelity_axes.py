@@ -1,0 +1,63 @@
+"""`make fidelity` in small: every axis, in bf16 and float32, down to the bits of the logits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine import build as building
+from engine.types import StopParams
+from tests.engine.tiny_fidelity import IN_PROCESS, SHARE, TinySuite, named, write_models
+from tests.engine.tiny_linears import replace_linears
+from tests.fidelity.restart import run_restart
+from tests.fidelity.settings import SETTINGS, Setting
+
+DTYPES = ("bfloat16", "float32")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def suite(request: pytest.FixtureRequest, directory: Path) -> TinySuite:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "pack_linears", replace_linears)
+        return TinySuite(directory, request.param)
+
+
+@pytest.mark.parametrize("setting", IN_PROCESS, ids=lambda s: s.name)
+def test_any_setting_gives_the_same(suite: TinySuite, setting: Setting) -> None:
+    row = suite.run(setting)
+    assert row.comparisons == SHARE
+    assert [d.line() for d in row.differences] == []
+    assert row.idle == []
+
+
+def test_a_process_that_is_killed_and_started_again(directory: Path) -> None:
+    suite = TinySuite(directory, "float32")
+    setting = named("restart")
+    share = [
+        replace(r, stopping=StopParams(120 if i % 2 else 8))
+        for i, r in enumerate(suite.share(setting))
+    ]
+    requests = [replace(r, id=f"{r.id} longer") for r in share]
+    suite.suite.references(requests)
+    wants = {r.id: suite.suite.reference(r.id) for r in requests}
+    row = run_restart(setting, suite.config, requests, wants)
+    assert row.comparisons == SHARE
+    assert [d.line() for d in row.differences] == []
+    assert row.idle == []
+
+
+def test_every_setting_and_every_axis_has_its_share() -> None:
+    by_axis: Counter[str] = Counter()
+    for setting in SETTINGS:
+        by_axis.update(dict.fromkeys(setting.axes, setting.share))
+    assert sum(s.share for s in SETTINGS) >= 1000
+    kinds = [axis for axis in by_axis if not axis.startswith(("batch", "chunks"))]
+    assert {axis: by_axis[axis] for axis in kinds if by_axis[axis] < 100} == {}

@@ -1,0 +1,147 @@
+"""Ways in which a row could come to depend on its company, made on purpose: each is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from engine import build as building
+from engine.blocks import BlockPool
+from engine.prefix import PrefixCache
+from engine.runner import PagedModel
+from engine.types import Feed, Sequence
+from tests.engine.tiny_fidelity import TinySuite, named, write_models
+from tests.engine.tiny_linears import (
+    OneRowItsOwnWay,
+    RowByRow,
+    SkipsATile,
+    SplitsK,
+    replace_linears,
+)
+from tests.fidelity.bits import WatchedSampler
+
+Patch = pytest.MonkeyPatch
+
+SHARE = 8
+run, keep, take = PagedModel.run, PrefixCache.keep, BlockPool._take
+draw = WatchedSampler.__call__
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+def reads_an_old_block_table(patch: Patch) -> None:
+    """Each seat's table is kept as long as it is long enough, whoever sits there now."""
+    kept: dict[tuple[int, int], Seq[int]] = {}
+
+    def wrong(self: PagedModel, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+        stale = []
+        for seat, feed in enumerate(feeds):
+            table = kept.get((id(self), seat), ())
+            if len(table) < len(feed.blocks):
+                table = kept[id(self), seat] = list(feed.blocks)
+            stale.append(replace(feed, blocks=table))
+        return run(self, stale)
+
+    patch.setattr(PagedModel, "run", wrong)
+
+
+def finds_a_block_that_was_given_to_another(patch: Patch) -> None:
+    """The name of what an evicted block held still leads to it."""
+
+    def wrong(self: BlockPool) -> int:
+        names = dict(self._by_name)
+        block = take(self)
+        self._by_name.update({n: b for n, b in names.items() if n not in self._by_name})
+        return block
+
+    def find(self: BlockPool, name: bytes) -> int | None:
+        block = self._by_name.get(name)
+        return block if block is not None and (self._refs[block] or block in self._idle) else None
+
+    patch.setattr(BlockPool, "_take", wrong)
+    patch.setattr(BlockPool, "find", find)
+    patch.setattr(BlockPool, "store", _store_over)
+
+
+def _store_over(self: BlockPool, block: int, name: bytes) -> None:
+    if self._names[block] is None:
+        self._names[block] = name
+        self._by_name[name] = block
+
+
+def remembers_what_is_not_computed(patch: Patch) -> None:
+    """A block is remembered before its last rows are computed."""
+
+    def wrong(self: PrefixCache, seq: Sequence, start: int) -> None:
+        computed, size = seq.computed, self._pool.block_size
+        ahead = min(-(-computed // size) * size, len(seq.tokens), seq.table.capacity)
+        seq.computed = max(computed, ahead)
+        keep(self, seq, start)
+        seq.computed = computed
+
+    patch.setattr(PrefixCache, "keep", wrong)
+
+
+def does_not_copy(patch: Patch) -> None:
+    def wrong(self: BlockPool) -> tuple[tuple[int, int], ...]:
+        self._copies.clear()
+        return ()
+
+    patch.setattr(BlockPool, "take_copies", wrong)
+
+
+def draws_by_the_row(patch: Patch) -> None:
+    """The noise depends on where in the batch a row is."""
+
+    def wrong(self: WatchedSampler, logits: Tensor, *columns: Tensor) -> Tensor:
+        *others, positions = columns
+        rows = positions.new_tensor(range(len(positions)))
+        return draw(self, logits, *others, positions * 64 + rows)
+
+    patch.setattr(WatchedSampler, "__call__", wrong)
+
+
+def differs(directory: Path, dtype: str, settings: Seq[str]) -> bool:
+    suite = TinySuite(directory, dtype, SHARE)
+    return any(suite.run(named(name)).differences for name in settings)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [(RowByRow, False), (SkipsATile, True), (OneRowItsOwnWay, True), (SplitsK, True)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_linear(
+    directory: Path, monkeypatch: Patch, dtype: str, kind: type[RowByRow], seen: bool
+) -> None:
+    monkeypatch.setattr(building, "pack_linears", lambda model: replace_linears(model, kind))
+    assert differs(directory, dtype, ["alone", "company"]) == seen
+
+
+@pytest.mark.parametrize(
+    ("mutant", "setting"),
+    [
+        (reads_an_old_block_table, "company"),
+        (finds_a_block_that_was_given_to_another, "preempted-cached"),
+        (remembers_what_is_not_computed, "prefix-cold"),
+        (does_not_copy, "prefix-warm"),
+        (draws_by_the_row, "company"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_blocks_and_draws(
+    directory: Path, monkeypatch: Patch, mutant: Callable[[Patch], None], setting: str
+) -> None:
+    monkeypatch.setattr(building, "pack_linears", replace_linears)
+    assert not differs(directory, "float32", [setting])
+    mutant(monkeypatch)
+    assert differs(directory, "float32", [setting])
