@@ -32,8 +32,8 @@ def write_kv(
 ) -> None:
     """Store row t of `k` and `v` (T, kv_heads, D) at `slots[t]`; rows with slot -1 are skipped.
 
-    Slots are int32 or int64 and distinct. Caches as in the package docstring, of the rows' dtype; or
-    int8, with the two scales, as `quantise` says.
+    Slots are int32 or int64 and distinct. Caches as in the package docstring, of the rows' dtype,
+    or int8 with two scales, as `quantise` says.
     """
     used = slots >= 0
     slots = slots[used].long()
@@ -50,9 +50,9 @@ def write_kv(
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     """(..., D) -> int8 of the same shape, and float32 scales (...); what int8 KV holds.
 
-    scale = largest magnitude / 127, and an element is x / scale rounded to the nearest whole number,
-    even on a tie, all in float32. A scale that is no normal number counts as 0, and so do elements
-    under it; a row that holds a NaN or an infinity has scale NaN, so that it is seen to be bad.
+    scale = largest magnitude / 127, and an element is x / scale rounded to the nearest whole
+    number, even on a tie, all in float32. A scale below the normal numbers counts as 0, and so do
+    the elements; a row that holds a NaN or an infinity has scale NaN, so that it is seen to be bad.
     """
     wide = rows.float()
     largest = wide.abs().amax(-1)  # NaN if there is any
@@ -79,10 +79,11 @@ def paged_attention(
 ) -> None:
     """Causal attention of packed query rows over paged KV, written to `out`.
 
-    q, out (T, heads, D), of the caches' dtype or, if these are int8 with scales, of any. Sequence s owns rows `cu_query[s]` to
-    `cu_query[s + 1]` and the blocks `block_tables[s]` (S, max_blocks) int32. `context_lens[s]`
-    counts its KV positions including these rows, which must have been written: the last row sits at
-    position `context_lens[s] - 1`, the ones before it just before. A row sees the positions up to
+    q, out (T, heads, D), of the caches' dtype, or of any if these are int8 with scales. Sequence s
+    owns rows `cu_query[s]` to `cu_query[s + 1]` and the blocks `block_tables[s]` (S, max_blocks)
+    int32. `context_lens[s]` counts its KV positions including these rows, which must have been
+    written: the last row sits at position `context_lens[s] - 1`, the ones before it just before. A
+    row sees the positions up to
     its own and, if `window` > 0, only the last `window` of them; what lies elsewhere in the pages
     may be anything, NaN too. heads is a multiple of kv_heads. Accumulates in float32.
     """

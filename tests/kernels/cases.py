@@ -50,12 +50,11 @@ class Case:
     @property
     def scales(self) -> dict[str, Tensor]:
         """What int8 KV has besides."""
-        if self.k_scale is None or self.v_scale is None:
-            return {}
-        return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        both = {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        return {name: scale for name, scale in both.items() if scale is not None}
 
     def int8(self) -> Case:
-        """The same with int8 KV, the dense form being what that holds. No row may read NaN scales."""
+        """The same with int8 KV, the dense form being what that holds; unused scales are NaN."""
         k_cache, v_cache = (
             torch.zeros_like(x, dtype=torch.int8) for x in (self.k_cache, self.v_cache)
         )

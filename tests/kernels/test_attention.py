@@ -141,6 +141,31 @@ def test_a_later_row_cannot_poison_an_earlier_one(library: Library):
         assert out[3].isnan().all()
 
 
+def test_a_later_bad_scale_cannot_poison_an_earlier_row(library: Library):
+    case = make([20], [4], heads=3, kv_heads=1).int8()
+    clean = case.run(library.paged_attention)
+    for scale in (case.k_scale, case.v_scale):
+        assert scale is not None
+        before = scale.clone()
+        scale[case.block_tables[0, 1], :, 19 % 16] = torch.nan
+        out = case.run(library.paged_attention)
+        scale.copy_(before)
+        assert same_bits(out[:3], clean[:3])
+        assert out[3].isnan().all()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("count", [*range(1, 41)])
+def test_a_row_has_its_bits_in_a_chunk_of_any_length(library: Library, count: int, int8: bool):
+    """At every position in a tile, with neighbours that see more and less than it does."""
+    case = make([300], [40], heads=6, kv_heads=2, dim=32, dtype=torch.bfloat16)
+    case = case.int8() if int8 else case
+    out = case.run(library.paged_attention)
+    for first in {0, (40 - count) // 2, 40 - count}:
+        part = case.rows(0, first, first + count).run(library.paged_attention)
+        assert same_bits(part, out[first : first + count])
+
+
 def test_a_bad_query_stays_alone(library: Library):
     case = make([20, 20], [2, 2], heads=3, kv_heads=1)
     clean = case.run(library.paged_attention)
@@ -206,6 +231,8 @@ def wrong_inputs() -> list[tuple[str, dict[str, torch.Tensor]]]:
         ("table each", {"block_tables": torch.zeros(2, 1, dtype=torch.int32)}),
         ("k_cache", {"k_cache": case.k_cache[:, :, :16]}),
         ("v_cache", {"v_cache": case.v_cache[:, :, :4]}),
+        ("one scale alone", {"k_scale": torch.zeros(3, 3, 16)}),
+        ("not int8", {"k_scale": torch.zeros(3, 3, 16), "v_scale": torch.zeros(3, 3, 16)}),
         ("not contiguous", {"v_cache": case.v_cache.transpose(2, 3).contiguous().transpose(2, 3)}),
     ]
 
