@@ -9,11 +9,13 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
 
 from engine.blocks import BlockPool
+from engine.checkpoint import read_json
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import Composite, DraftSource
@@ -21,26 +23,28 @@ from engine.draft_gate import GatedDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ModelError
+from engine.fused import FAMILIES
 from engine.kv_cache import KVCache, KVShape, blocks_that_fit
-from engine.linear import pack_linears
-from engine.loader import LoadedModel, check_same_vocabulary, load
+from engine.loader import LoadedModel, check_same_vocabulary, load, resolve_device
+from engine.network import make_network
 from engine.observer import EngineObserver
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.remembered import remembered
+from engine.row_cost import draft_worth
 from engine.runner import ATTENTION, PagedModel, register_attention
 from engine.scheduler import Scheduler
 from engine.selfcheck import check_paged, probe_tokens, stock_logits
 from engine.specs import parse_drafts
+from engine.strictness import difference
 from engine.text import Detokenizer
 from engine.types import ModelInfo, Request
 from kernels.ops import Ops, load_ops
 from kernels.reference import SAMPLER_VERSION
 
-# Accepted drafts per step from which drafting pays, and steps of rest where it does not, so that
-# trying costs under 2 %. From the row costs in BENCHMARKS.md: a step of seven rows costs 1.06 of
-# one row in bf16, and 1.6 in float32.
-GATES = {torch.bfloat16: (0.06, 8), torch.float32: (0.6, 32)}
+# Steps of rest where drafts do not pay: a try must cost little of what is saved meanwhile.
+REST, DEAR_REST, DEAR = 8, 32, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,13 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """A model in memory, and the same over a KV pool of its own."""
+    """A model in memory, and the same over a KV pool of its own. `strict_network`: linear layers
+    are the kernels' own."""
 
     loaded: LoadedModel
     paged: PagedModel
     ops: Ops
+    strict_network: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class Models:
     target: Pooled
     drafts: dict[str, Pooled]
     num_blocks: int
+    draft_worth: float
 
 
 def build(
@@ -81,33 +88,41 @@ def build(
 
     `config.model` and the models in `config.draft` are directories. Raises ConfigError.
     """
-    models = load_models(config)
+    models = load_models(config, clock)
     return assemble(config, models, draft_sources(config, models), clock, observer)
 
 
-def load_models(config: EngineConfig) -> Models:
+def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
     """The part of `build` that takes seconds and memory."""
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     register_attention()
-    target = load(config.model, config.dtype, config.device, attn_implementation=ATTENTION)
-    drafts = {
-        spec.model: load(spec.model, config.dtype, config.device, attn_implementation=ATTENTION)
-        for spec in parse_drafts(config.draft)
-        if spec.kind == "model"
-    }
+    target = _load(config, config.model)
+    drafts = {s.model: _load(config, s.model) for s in parse_drafts(config.draft) if s.model}
     for directory in drafts:
         check_same_vocabulary(config.model, directory)
     num_blocks = _num_blocks(config, [target, *drafts.values()])
-
-    def pooled(loaded: LoadedModel, vocab_size: int) -> Pooled:
-        ops = _ops(loaded)
-        return Pooled(loaded, _paged(loaded, config, num_blocks, ops, vocab_size), ops)
-
+    pooled = _pooled(target, config, num_blocks, target.vocab_size)
     return Models(
-        pooled(target, target.vocab_size),
-        {d: pooled(m, min(m.vocab_size, target.vocab_size)) for d, m in drafts.items()},
+        pooled,
+        {
+            d: _pooled(m, config, num_blocks, min(m.vocab_size, target.vocab_size))
+            for d, m in drafts.items()
+        },
         num_blocks,
+        draft_worth(pooled.paged, config.max_draft_tokens, num_blocks, config.block_size, clock),
     )
+
+
+def _load(config: EngineConfig, directory: str) -> LoadedModel:
+    """In bfloat16 also where the CPU does not compute in it, if the kernels have the whole pass:
+    they widen it in registers, and read half of what float32 takes."""
+    dtype = config.dtype
+    if dtype == "auto" and config.numerics != "fast":
+        families = read_json(Path(directory), "config.json").get("architectures") or [""]
+        on_cpu = resolve_device(config.device).type == "cpu"
+        if on_cpu and families[0] in FAMILIES and _load_ops("cpu", 64).library is not None:
+            dtype = "bfloat16"
+    return load(directory, dtype, config.device, attn_implementation=ATTENTION)
 
 
 def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
@@ -119,7 +134,8 @@ def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
         if spec.kind == "model":
             draft = models.drafts[spec.model]
             source = ModelDraft(draft.paged, config.max_step_rows, draft.loaded.context_limit)
-        gated = GatedDraft(source, *GATES[target.model.dtype])
+        rest = REST if models.draft_worth < DEAR else DEAR_REST
+        gated = GatedDraft(source, models.draft_worth, rest)
         sources.append(GuardedDraft(gated, target.vocab_size))
     return sources
 
@@ -135,7 +151,7 @@ def assemble(
     target = models.target.loaded
     loaded = [target, *(m.loaded for m in models.drafts.values())]
     num_blocks = min(models.num_blocks, _num_blocks(config, loaded))
-    info = _info(config, target, models.target.ops, tuple(s.name for s in sources), num_blocks)
+    info = _info(config, models.target, tuple(s.name for s in sources), num_blocks)
     pool = BlockPool(num_blocks, config.block_size)
 
     def texts(request: Request) -> Detokenizer:
@@ -163,9 +179,9 @@ def _shape(loaded: LoadedModel, kv_dtype: str) -> KVShape:
     return KVShape(c.num_hidden_layers, kv_heads, head_dim, dtype)
 
 
-def _ops(loaded: LoadedModel) -> Ops:
+def _load_ops(device: str, head_dim: int) -> Ops:
     try:
-        return load_ops(loaded.model.device.type, _shape(loaded, "auto").head_dim)
+        return load_ops(device, head_dim)
     except ValueError as error:  # $DRAFTWIRE_ISA
         raise ConfigError(str(error)) from error
 
@@ -182,43 +198,65 @@ def _num_blocks(config: EngineConfig, models: list[LoadedModel]) -> int:
     return blocks
 
 
-def _paged(
-    loaded: LoadedModel, config: EngineConfig, num_blocks: int, ops: Ops, vocab_size: int
-) -> PagedModel:
-    """The model over a pool of its own, checked against its stock self, linears packed."""
-    device = loaded.model.device
-    shape = _shape(loaded, config.kv_dtype)
+def _pooled(loaded: LoadedModel, config: EngineConfig, num_blocks: int, vocab_size: int) -> Pooled:
+    """The model over a pool of its own, packed, and checked against its stock self."""
+    device, shape = loaded.model.device, _shape(loaded, config.kv_dtype)
+    ops = _load_ops(device.type, shape.head_dim)
+    strict = config.numerics != "fast" and ops.library is not None
     cache = KVCache.allocate(shape, num_blocks, config.block_size, device)
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
     expected = stock_logits(loaded.model, tokens.to(device))
-    if device.type == "cpu":
-        pack_linears(loaded.model)
-    paged = PagedModel(loaded.model, cache, config.block_size, vocab_size, ops)
+    context = _context(config, loaded)
+    network = make_network(loaded.model, cache, ops, context, strict)
+    paged = PagedModel(network, cache, config.block_size, vocab_size, ops)
     check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size)
-    return paged
+    return Pooled(loaded, paged, ops, strict)
+
+
+def _context(config: EngineConfig, loaded: LoadedModel) -> int:
+    return min(loaded.context_limit, config.max_context or loaded.context_limit)
+
+
+def _not_strict_because(config: EngineConfig, target: Pooled, blocks: int, digest: str) -> str:
+    """Empty if the same request has the same bytes in any company. Raises ModelError where that
+    was demanded and is not so."""
+    if config.numerics == "fast":
+        return "numerics are fast, as asked for"
+    if not target.strict_network:
+        return "there are no strict kernels for this device, or they were not built"
+    found = remembered(
+        config.cache_dir,
+        f"strict-{digest}",
+        lambda: difference(target.paged, target.loaded.vocab_size, blocks, config.block_size),
+    )
+    return found and f"{target.loaded.architecture}: a row changes with {found}"
 
 
 def _info(
-    config: EngineConfig, target: LoadedModel, ops: Ops, sources: tuple[str, ...], num_blocks: int
+    config: EngineConfig, pooled: Pooled, sources: tuple[str, ...], num_blocks: int
 ) -> ModelInfo:
-    context = min(target.context_limit, config.max_context or target.context_limit)
+    target, ops = pooled.loaded, pooled.ops
     facts = {
         "weights": target.weights_hash,
         "dtype": str(target.model.dtype),
         "kv_dtype": str(_shape(target, config.kv_dtype).dtype),
         "device": str(target.model.device),
         "kernels": f"{ops.name}/{ops.isa}/{ops.version}",
+        "strict": pooled.strict_network,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "sampler": SAMPLER_VERSION,
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    because = _not_strict_because(config, pooled, num_blocks, digest[:32])
+    if because and config.numerics == "strict":
+        raise ModelError(f"strict numerics cannot be had: {because}; numerics fast would serve it")
     return ModelInfo(
         model=config.model_name or config.model,
         architecture=target.architecture,
         directory=config.model,
-        context_limit=context,
+        context_limit=_context(config, target),
         vocab_size=target.vocab_size,
         eos_ids=target.eos_ids,
         dtype=str(target.model.dtype).removeprefix("torch."),
@@ -228,4 +266,6 @@ def _info(
         block_size=config.block_size,
         num_blocks=num_blocks,
         fingerprint=digest[:32],
+        strict=not because,
+        not_strict_because=because,
     )

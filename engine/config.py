@@ -17,6 +17,9 @@ class EngineConfig:
     is nearly free up to there and costs its full price above (`BENCHMARKS.md`).
     `kv_dtype` is that of the model ("auto" or by name), or int8 with a scale per head and token.
     `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
+    `numerics`: strict promises that a row has the same bits in any company, or refuses to start;
+    auto is strict where that can be had; fast never promises. `cache_dir` keeps what was found out
+    about a model on this machine; empty: nothing is kept.
     `model` and the models in `draft` are directories by the time the engine is built
     (`engine.specs.resolve_models`); `model_name` is what users call it.
     """
@@ -36,6 +39,8 @@ class EngineConfig:
     device: str = "auto"
     threads: int = 0
     max_context: int = 0
+    numerics: str = "auto"
+    cache_dir: str = ""
 
     def __post_init__(self) -> None:
         checks = (
@@ -47,6 +52,7 @@ class EngineConfig:
             (self.kv_cache_mib >= 1, "kv_cache_mib must be positive"),
             (self.block_size == 16, "block_size must be 16"),
             (self.dtype in ("auto", "bfloat16", "float32"), f"unknown dtype {self.dtype!r}"),
+            (self.numerics in ("auto", "strict", "fast"), f"unknown numerics {self.numerics!r}"),
             (self.kv_dtype in KV_DTYPES, f"unknown kv_dtype {self.kv_dtype!r}"),
             (self.threads >= 0, "threads must not be negative"),
             (self.max_context >= 0, "max_context must not be negative"),

@@ -1,33 +1,50 @@
-"""Linear layers with weights packed once for the library's GEMM (bf16 on the CPU)."""
+"""Linear layers of stock modules on the CPU, weights packed once."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from kernels.cpu.dense import PackedWeight, linear
+from kernels.cpu.library import Library
 
-class PackedLinear(nn.Module):
-    """y = x W^T + b with W reordered for oneDNN, which is what `nn.Linear` does on every call."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+class StrictLinear(nn.Module):
+    """By our own kernels: a row of the result is the same in any company."""
+
+    def __init__(self, layer: nn.Linear, library: Library) -> None:
         super().__init__()
-        weight = linear.weight.detach()
+        bias = None if layer.bias is None else layer.bias.detach()
+        self.weight = PackedWeight.pack(layer.weight.detach(), bias)
+        self._library = library
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(self._library, x, self.weight, torch.get_num_threads())
+
+
+class LibraryLinear(nn.Module):
+    """By oneDNN, for bf16: y = x W^T + b with W reordered, which `nn.Linear` does on every call."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        weight = layer.weight.detach()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-        self.bias = linear.bias
+        self.bias = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return y
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace every bf16 `nn.Linear` of a CPU model. Returns how many were replaced."""
+def replace_linears(model: nn.Module, replacement: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put `replacement(layer)` in the place of every `nn.Linear` of a model."""
     found = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear) and child.weight.dtype == torch.bfloat16
+        if isinstance(child, nn.Linear)
     ]
     for parent, name, child in found:
-        setattr(parent, name, PackedLinear(child))
-    return len(found)
+        setattr(parent, name, replacement(child))

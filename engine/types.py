@@ -142,6 +142,12 @@ class TokenChunk:
     text: str
     finish: Finish | None = None
 
+    def __reduce__(self) -> tuple[type[TokenChunk], tuple[object, ...]]:
+        # Dozens cross the process line in each step; what pickle does by itself takes five times
+        # as long.
+        fields = (self.request_id, self.offset, self.tokens, self.text, self.finish)
+        return TokenChunk, fields
+
 
 class TextStream(Protocol):
     """Turns output ids into text as they come, and watches for stop strings."""
@@ -224,6 +230,10 @@ class Work:
     draft_cap: int = 0
     samples: bool = True
 
+    def capped(self, draft_cap: int) -> Work:
+        """The same with another cap."""
+        return Work(self.seq, self.start, self.count, draft_cap, self.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -301,7 +311,10 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the service needs to know about the loaded model."""
+    """What the service needs to know about the loaded model.
+
+    `strict`: the same request has the same bytes in any company, with any drafts.
+    """
 
     model: str
     architecture: str
@@ -316,6 +329,8 @@ class ModelInfo:
     block_size: int
     num_blocks: int
     fingerprint: str
+    strict: bool = False
+    not_strict_because: str = ""
 
     @property
     def kv_capacity_tokens(self) -> int:

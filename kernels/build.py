@@ -68,11 +68,12 @@ def units() -> list[tuple[str, str, list[str]]]:
     if platform.machine().lower() in ("x86_64", "amd64"):
         sets |= _X86
     variants = [
-        (f"isa_{name}", "isa.cpp", [*flags, f"-DDRAFTWIRE_ISA={name}"])
+        (f"{source}_{name}", f"{source}.cpp", [*flags, f"-DDRAFTWIRE_ISA={name}"])
+        for source in ("isa", "dense_isa")
         for name, flags in sets.items()
     ]
     version = f'-DDRAFTWIRE_VERSION="{source_hash()}"'
-    return [*variants, ("sampler", "sampler.cpp", []), ("api", "api.cpp", [version])]
+    return [*variants, *((s, f"{s}.cpp", [version]) for s in ("api", "dense_api", "sampler"))]
 
 
 def source_hash() -> str:

@@ -65,13 +65,14 @@ class SampleRows(Protocol):
 class Ops:
     """The operations, and what to call them in a fingerprint.
 
-    `version` changes with the code. `strict`: a row of attention has the same bits in any company.
+    `version` changes with the code. `library`: the C++ library, where the operations are its: a row
+    has the same bits in any company then, and linear layers and whole passes can be had from it.
     """
 
     name: str
     isa: str
     version: str
-    strict: bool
+    library: cpu.Library | None
     write_kv: WriteKV
     paged_attention: PagedAttention
     sample_rows: SampleRows
@@ -90,7 +91,7 @@ def load_ops(device: str, head_dim: int = 64) -> Ops:
         "cpu",
         library.isa,
         library.version,
-        True,
+        library,
         library.write_kv,
         library.paged_attention,
         library.sample_rows,
@@ -101,7 +102,7 @@ REFERENCE = Ops(
     "reference",
     "torch",
     torch.__version__,
-    False,
+    None,
     reference.write_kv,
     reference.paged_attention,
     reference.sample_rows,

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -143,11 +144,13 @@ def engine_factory(settings: ServeSettings) -> ClientFactory:
     their engine. Raises ConfigError for a model that cannot be had."""
     from engine.process import ProcessClient, Supervision  # only the real server needs these
     from service.models.progress import shown
+    from service.models.store import home_directory
     from service.models.supply import resolve
 
     with shown(Console(stderr=True)) as report:
         config = resolve_models(
             settings.to_engine_config(), lambda name: str(resolve(name, report))
         )
+    config = replace(config, cache_dir=str(home_directory(os.environ) / "checks"))
     supervision = Supervision(watchdog_s=settings.watchdog_s)
     return lambda listener: ProcessClient(config, listener, supervision)

@@ -85,6 +85,7 @@ class Lifecycle:
             dtype=info.dtype,
             draft_sources=list(info.draft_sources),
             fingerprint=info.fingerprint,
+            strict=info.strict or info.not_strict_because,
             seconds=round(self._clock() - self._started, 3),
         )
 

@@ -53,6 +53,8 @@ class ModelService:
             kv_capacity_tokens=info.kv_capacity_tokens,
             chat=model.codec.chat,
             fingerprint=info.fingerprint,
+            strict=info.strict,
+            not_strict_because=info.not_strict_because,
             limits=self._wire_limits,
         )
 

@@ -42,6 +42,7 @@ ENGINE_SETTINGS = (
     "device",
     "threads",
     "max_context",
+    "numerics",
 )
 _ENGINE = EngineConfig()
 
@@ -89,6 +90,10 @@ class ServeSettings(BaseSettings):
     threads: int = Field(_ENGINE.threads, description="Compute threads; 0 is one per core.")
     max_context: int = Field(
         _ENGINE.max_context, description="Longest prompt plus output; 0 is the model's own limit."
+    )
+    numerics: Literal["auto", "strict", "fast"] = Field(
+        "auto",
+        description="strict: the same bytes in any company, or no start; auto: where possible.",
     )
     watchdog_s: float = Field(
         10.0, gt=0, description="An engine with work and no step for so long is restarted."

@@ -71,6 +71,10 @@ class _Attention(Structure):
 
 
 _SIGNATURES: list[tuple[str, Any, list[Any]]] = [
+    ("draftwire_wide", c_bool, [c_void_p]),
+    ("draftwire_scratch", c_int64, [c_void_p, c_int, c_int, c_int]),
+    ("draftwire_linear", None, [c_void_p, c_void_p, c_int, c_int]),
+    ("draftwire_pass", None, [c_void_p] * 4 + [c_int]),
     ("draftwire_kernels", c_void_p, [c_char_p]),
     ("draftwire_isa", c_char_p, [c_void_p]),
     ("draftwire_version", c_char_p, []),
@@ -100,10 +104,15 @@ class Library:
     asks for raise ValueError; values inside index tensors are trusted.
     """
 
-    _native: ctypes.CDLL
-    _table: int
+    native: ctypes.CDLL
+    table: int
     isa: str
     version: str
+
+    @property
+    def pairs(self) -> bool:
+        """Whether linear layers multiply pairs of bfloat16, so that inputs are rounded to it."""
+        return not self.native.draftwire_wide(self.table)
 
     def write_kv(
         self,
@@ -122,7 +131,7 @@ class Library:
         _check(_rows_packed(k) and _rows_packed(v), "rows of k or v are not contiguous")
         _check(slots.shape == (rows,), "not one slot per row")
         slots = slots.to(torch.int64).contiguous()
-        self._native.draftwire_write_kv(
+        self.native.draftwire_write_kv(
             k.data_ptr(),
             v.data_ptr(),
             byref(_Pool(k_cache.data_ptr(), v_cache.data_ptr(), *scales, heads, dim)),
@@ -180,8 +189,8 @@ class Library:
             window,
             scale,
         )
-        if not self._native.draftwire_attention(
-            self._table, byref(call), sequences, q.element_size(), torch.get_num_threads()
+        if not self.native.draftwire_attention(
+            self.table, byref(call), sequences, q.element_size(), torch.get_num_threads()
         ):
             raise MemoryError("no memory for the scratch of attention")
 
@@ -212,8 +221,8 @@ class Library:
         ]
         _check(all(c.shape == (rows,) for c in columns), "not one value per row")
         ids = torch.empty(rows, dtype=torch.int64)
-        self._native.draftwire_sample(
-            self._table,
+        self.native.draftwire_sample(
+            self.table,
             logits.data_ptr(),
             logits.element_size(),
             rows,

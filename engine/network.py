@@ -1,0 +1,30 @@
+"""Which network computes a loaded model: fused or stock, strict or fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.fused import FusedNetwork, fusable, fuse
+from engine.kv_cache import KVCache
+from engine.linear import LibraryLinear, StrictLinear, replace_linears
+from engine.runner import Network, StockNetwork
+from kernels.ops import Ops
+
+
+def make_network(model: Any, cache: KVCache, ops: Ops, context: int, strict: bool) -> Network:
+    """The network of `model`, a causal LM of transformers, for positions up to `context`.
+
+    `strict`: linear layers are the kernels' own, fused where the family is known; needs
+    `ops.library`. Otherwise they are the library's that torch brings, which may give a row other
+    bits in other company. `model` is packed in place and must not be used afterwards.
+    """
+    if strict and ops.library is not None:
+        library = ops.library
+        if fusable(model):
+            return FusedNetwork(library, fuse(model, context), cache)
+        replace_linears(model, lambda layer: StrictLinear(layer, library))
+    elif model.device.type == "cpu" and model.dtype == torch.bfloat16:
+        replace_linears(model, LibraryLinear)
+    return StockNetwork(model, cache, ops)

@@ -1,0 +1,113 @@
+"""Linear layers in C++: weights packed once, a row of the result the same in any company."""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import Library
+from kernels.hugepages import zeros
+
+WIDTH = 16  # columns of a block
+DEPTH = 32  # what a depth is a multiple of
+ROWS = 16  # what the rows of a buffer are a multiple of
+
+
+class Projection(Structure):
+    """`Projection` of dense.h."""
+
+    _fields_ = [("weights", c_void_p), ("bias", c_void_p), ("columns", c_int), ("depth", c_int)]
+
+
+class _LinearCall(Structure):
+    """`LinearCall` of dense.h."""
+
+    _fields_ = [
+        ("projection", Projection),
+        ("x", c_void_p),
+        ("x_row", c_int64),
+        ("y", c_void_p),
+        ("y_row", c_int64),
+        ("rows", c_int),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight (columns, depth) as the kernels read it; `packed` lies in huge pages.
+
+    `packed` (blocks, depth / 2, 16, 2) of bf16 or (blocks, depth, 16) of float32, padded with
+    zeros; `bias` (padded columns) float32 or None.
+    """
+
+    packed: Tensor
+    bias: Tensor | None
+    columns: int
+    depth: int
+
+    @staticmethod
+    def pack(weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+        """Of a bf16 or float32 weight as `nn.Linear` holds it."""
+        columns, depth = weight.shape
+        if weight.dtype not in (torch.bfloat16, torch.float32) or depth % 2:
+            raise ValueError(f"cannot pack {weight.dtype} of depth {depth}")
+        blocks, deep = -(-columns // WIDTH), -(-depth // DEPTH) * DEPTH
+        pair = 2 if weight.dtype == torch.bfloat16 else 1
+        packed = zeros((blocks, deep // pair, WIDTH, pair), weight.dtype)
+        view, whole = packed[:, : depth // pair], columns // WIDTH
+        paired = weight.reshape(columns, depth // pair, pair)
+        full = paired[: whole * WIDTH].reshape(whole, WIDTH, depth // pair, pair)
+        view[:whole] = full.transpose(1, 2)
+        if rest := columns % WIDTH:
+            view[whole, :, :rest] = paired[-rest:].transpose(0, 1)
+        if bias is None:
+            return PackedWeight(packed, None, columns, depth)
+        wide = torch.zeros(blocks * WIDTH)
+        wide[:columns] = bias
+        return PackedWeight(packed, wide, columns, depth)
+
+    @property
+    def padded_columns(self) -> int:
+        return len(self.packed) * WIDTH
+
+    @property
+    def padded_depth(self) -> int:
+        return -(-self.depth // DEPTH) * DEPTH
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+    def as_argument(self) -> Projection:
+        """`Projection` of dense.h."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return Projection(self.packed.data_ptr(), bias, self.padded_columns, self.padded_depth)
+
+
+def linear(library: Library, x: Tensor, weight: PackedWeight, threads: int) -> Tensor:
+    """x (..., depth) -> (..., columns) = x W^T + bias in x's dtype, sums in float32.
+
+    x is rounded to bfloat16 first where the instruction set multiplies pairs of it.
+    """
+    rows = x.reshape(-1, weight.depth)
+    kind = weight.packed.dtype if library.pairs else torch.float32
+    padded = (0, weight.padded_depth - weight.depth, 0, -len(rows) % ROWS)
+    wide = torch.nn.functional.pad(rows.to(kind), padded) if any(padded) else rows.to(kind)
+    wide = wide.contiguous()
+    y = torch.empty(len(wide), weight.padded_columns)
+    call = _LinearCall(
+        weight.as_argument(),
+        wide.data_ptr(),
+        wide.stride(0),
+        y.data_ptr(),
+        y.stride(0),
+        len(rows),
+    )
+    library.native.draftwire_linear(
+        library.table, byref(call), weight.packed.element_size(), threads
+    )
+    result: Tensor = y[: len(rows), : weight.columns].to(x.dtype)
+    return result.reshape(*x.shape[:-1], weight.columns)
