@@ -55,8 +55,8 @@ soak: setup ## The long tests (load, crashes, leaks) and those that download mod
 fidelity: setup ## Output of a real model against the reference (FIDELITY_ARGS)
 	$(PY) -m tests.fidelity $(FIDELITY_ARGS)
 
-bench: setup ## Throughput by drafts and concurrency, on its own server (BENCH_ARGS)
-	$(PY) -m loadtest.bench $(BENCH_ARGS)
+bench: setup ## All measurements of its own, in ten minutes (BENCH_ARGS='--only memory')
+	$(PY) -m tests.bench $(BENCH_ARGS)
 
 load: setup ## Load on the running server (LOAD_ARGS='--concurrency 32')
 	$(PY) -m loadtest --target $(LISTEN) $(LOAD_ARGS)

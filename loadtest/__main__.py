@@ -1,6 +1,6 @@
 """`python -m loadtest`: put load on a server and report; with `--json` the last line of stdout is
-one JSON object. Exit 0 only if every request completed. `python -m loadtest compare`: see
-`loadtest.compare`."""
+one JSON object. Exit 0 only if every request completed. `python -m loadtest compare` and
+`memory`: see `loadtest.compare` and `loadtest.memory`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadtest.client import OPTIONS, Record
 from loadtest.compare import compare
+from loadtest.memory import memory
 from loadtest.report import summarise, table
 from loadtest.runner import Load, Params, measure
 from loadtest.workload import RandomTokens, Workload, humaneval, spec_bench
@@ -127,6 +128,7 @@ def _measure(load: Load, params: Params) -> list[Record]:
 
 
 app.command()(compare)
+app.command()(memory)
 
 if __name__ == "__main__":
     app()

@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 import typer
 
-from loadtest.__main__ import main as loadtest_main
-from loadtest.bench import main as bench_main
+from loadtest.__main__ import app as loadtest_app
 from service.cli.app import build
 from service.cli.health import main as health_main
 
 ROOT = Path(__file__).parent.parent
-MODULES: dict[str, Callable[..., None]] = {
-    "loadtest": loadtest_main,
-    "loadtest.bench": bench_main,
-    "service.cli.health": health_main,
-}
+
+
+def alone(command: Callable[..., None]) -> typer.Typer:
+    app = typer.Typer()
+    app.command()(command)
+    return app
+
+
+MODULES = {"loadtest": loadtest_app, "service.cli.health": alone(health_main)}
 
 
 def shown() -> list[str]:
@@ -64,11 +67,9 @@ def test_draftwire_commands() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_options_of_modules(name: str) -> None:
-    app = typer.Typer()
-    app.command()(MODULES[name])
     for line in shown():
         if found := re.search(rf"python\S* -m {re.escape(name)}( .*|$)", line):
-            check(typer.main.get_command(app), shlex.split(found[1], comments=True))
+            check(typer.main.get_command(MODULES[name]), shlex.split(found[1], comments=True))
 
 
 def test_modules_exist() -> None:
