@@ -11,9 +11,16 @@
 #include <cstring>
 
 namespace draftwire {
-namespace {
 
 constexpr int TILES = 8;
+
+#ifdef DRAFTWIRE_EMULATE_TILES
+// One set for all units of a thread, as a processor has it: shapes, then tiles. Bytes, since a type
+// would bring functions that units of different instruction sets could take from each other.
+alignas(64) inline thread_local unsigned char tile_memory[64 + TILES * 16 * 64];
+#endif
+
+namespace {
 
 // What LDTILECFG reads. An unused tile has no rows.
 struct alignas(64) TileShapes {
@@ -38,25 +45,29 @@ inline TileShapes whole_tiles() {
 
 struct TileRegisters {
     TileShapes shapes;
-    alignas(64) unsigned char data[TILES][16][64];
+    unsigned char data[TILES][16][64];
 };
-thread_local TileRegisters tile_registers;
+static_assert(sizeof(TileRegisters) == sizeof tile_memory, "all of it");
+
+inline TileRegisters& tile_registers() {
+    return *reinterpret_cast<TileRegisters*>(tile_memory);
+}
 
 // As on the processor, a tile that is not configured ends the process.
 inline TileRegisters& tiles_with(int tile) {
-    if (tile_registers.shapes.rows[tile] == 0) __builtin_trap();
-    return tile_registers;
+    if (tile_registers().shapes.rows[tile] == 0) __builtin_trap();
+    return tile_registers();
 }
 
 inline void tile_configure(const TileShapes& shapes) {
-    std::memset(tile_registers.data, 0, sizeof tile_registers.data);
-    tile_registers.shapes = shapes;
+    std::memset(tile_registers().data, 0, sizeof tile_registers().data);
+    tile_registers().shapes = shapes;
 }
 inline void tile_release() { tile_configure(TileShapes()); }
 
 template <int T>
 inline void tile_zero() {
-    std::memset(tiles_with(T).data[T], 0, sizeof tile_registers.data[T]);
+    std::memset(tiles_with(T).data[T], 0, sizeof tile_registers().data[T]);
 }
 // Rows `stride` bytes apart.
 template <int T>

@@ -14,9 +14,12 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from engine.kv_cache import KVCache, KVShape
+from engine.network import make_network
 from engine.runner import ATTENTION, PagedModel, register_attention
 from kernels.ops import Ops, load_ops
 
@@ -32,6 +35,7 @@ FAMILIES = {
     ),
     "llama-tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "mistral-window": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
 }
@@ -64,16 +68,23 @@ def tiny(family: str, *, seed: int = 0, layers: int = 2, vocab: int = VOCAB) -> 
 
 
 def paged(
-    model: PreTrainedModel, num_blocks: int, *, ops: Ops | None = None, vocab: int = VOCAB
+    model: PreTrainedModel,
+    num_blocks: int,
+    *,
+    ops: Ops | None = None,
+    vocab: int = VOCAB,
+    strict: bool = True,
 ) -> PagedModel:
-    """`model` over a pool of its own."""
+    """`model`, which is packed in place, over a pool of its own. Not `strict`: stock modules."""
     register_attention()
     model.set_attn_implementation(ATTENTION)
     c = model.config
     head_dim = c.hidden_size // c.num_attention_heads
     shape = KVShape(c.num_hidden_layers, c.num_key_value_heads, head_dim, model.dtype)
     cache = KVCache.allocate(shape, num_blocks, BLOCK, torch.device("cpu"))
-    return PagedModel(model, cache, BLOCK, vocab, ops or load_ops("cpu"))
+    ops = ops or load_ops("cpu")
+    network = make_network(model, cache, ops, 512, strict)
+    return PagedModel(network, cache, BLOCK, vocab, ops)
 
 
 def prompts(count: int, rng: random.Random, longest: int = 60) -> list[list[int]]:
