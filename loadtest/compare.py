@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,11 +29,11 @@ from tokenizers import Tokenizer
 
 from loadtest.contest import Entry, contest, ratios
 from loadtest.peers.catalogue import OWN, PEERS, Places, contender
+from loadtest.peers.group import unwind_on_sigterm
 from loadtest.statistics import spread
 from loadtest.tasks import Plan, Task, read_texts, tasks, warm_up
 from loadtest.workload import humaneval
 
-TERMINATED = 128 + signal.SIGTERM
 PLAIN, DRAFTS = f"{OWN} --draft none", f"{OWN} --draft ngram"
 
 
@@ -87,7 +86,7 @@ def compare(
     plan = Plan(tuple(concurrency or (1, 8, 32)), max_tokens, rounds, repeats, prefill_tokens)
     names = contenders or [PLAIN, DRAFTS, *(() if own else PEERS)]
     say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # and end all who were started
+    unwind_on_sigterm()
     with tempfile.TemporaryDirectory() as logs:
         try:
             places = Places(

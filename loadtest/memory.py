@@ -23,6 +23,7 @@ from rich.table import Table
 
 from loadtest.compare import model_directory
 from loadtest.peers.contender import Broken, Job
+from loadtest.peers.group import unwind_on_sigterm
 from loadtest.peers.own_server import OwnServer, waves
 from loadtest.workload import RandomTokens
 
@@ -50,6 +51,7 @@ def memory(
     ] = "--draft ngram",
 ) -> None:
     """Measure what a server of our own holds beside weights and KV pools."""
+    unwind_on_sigterm()
     weights = sum(f.stat().st_size for f in model_directory(model).glob("*.safetensors"))
     arguments = ["--model", model, "--kv-cache-mib", str(kv_cache_mib), *flags.split()]
     with tempfile.TemporaryDirectory() as logs:

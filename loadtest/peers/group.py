@@ -10,12 +10,19 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+TERMINATED = 128 + signal.SIGTERM
 STOP_S = 30.0
 END_S = 5.0
+
+
+def unwind_on_sigterm() -> None:
+    """Let a SIGTERM end this process through its `finally` clauses, which end the groups."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
 
 
 def log_file(logs: Path, name: str) -> Path:
