@@ -1,4 +1,4 @@
-"""`make fidelity` in small: every axis, in bf16 and float32, down to the bits of the logits."""
+"""`make fidelity` in small: every axis, in all number types, down to the bits of the logits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from engine import build as building
+from engine import network
 from engine.types import StopParams
 from tests.engine.tiny_fidelity import IN_PROCESS, SHARE, TinySuite, named, write_models
-from tests.engine.tiny_linears import replace_linears
 from tests.fidelity.restart import run_restart
 from tests.fidelity.settings import SETTINGS, Setting
 
-DTYPES = ("bfloat16", "float32")
+KINDS: dict[str, dict[str, object]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float32": {"dtype": "float32"},
+    "int8-kv": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "stock-modules": {"dtype": "bfloat16"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +27,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=KINDS)
 def suite(request: pytest.FixtureRequest, directory: Path) -> TinySuite:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "pack_linears", replace_linears)
-        return TinySuite(directory, request.param)
+        if request.param == "stock-modules":
+            patch.setattr(network, "fusable", lambda model: False)
+        return TinySuite(directory, **KINDS[request.param])
 
 
 @pytest.mark.parametrize("setting", IN_PROCESS, ids=lambda s: s.name)
@@ -39,7 +44,7 @@ def test_any_setting_gives_the_same(suite: TinySuite, setting: Setting) -> None:
 
 
 def test_a_process_that_is_killed_and_started_again(directory: Path) -> None:
-    suite = TinySuite(directory, "float32")
+    suite = TinySuite(directory, dtype="bfloat16")
     setting = named("restart")
     share = [
         replace(r, stopping=StopParams(120 if i % 2 else 8))

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine import build as building
 from engine.blocks import BlockPool
+from engine.build import build
+from engine.errors import ModelError
+from engine.kv_cache import KVCache
+from engine.linear import StrictLinear, replace_linears
 from engine.prefix import PrefixCache
-from engine.runner import PagedModel
+from engine.runner import Network, PagedModel, StockNetwork
 from engine.types import Feed, Sequence
+from kernels.cpu.library import Library
+from kernels.ops import Ops
+from tests.engine.children import config_of
 from tests.engine.tiny_fidelity import TinySuite, named, write_models
-from tests.engine.tiny_linears import (
-    OneRowItsOwnWay,
-    RowByRow,
-    SkipsATile,
-    SplitsK,
-    replace_linears,
-)
 from tests.fidelity.bits import WatchedSampler
 
 Patch = pytest.MonkeyPatch
@@ -109,22 +110,77 @@ def draws_by_the_row(patch: Patch) -> None:
     patch.setattr(WatchedSampler, "__call__", wrong)
 
 
+class SkipsATile(StrictLinear):
+    """The last 16 columns are computed for the first 32 rows only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y.view(-1, y.shape[-1])[32:, -16:] = 0
+        return y
+
+
+class OneRowItsOwnWay(StrictLinear):
+    """A single row is multiplied by somebody else."""
+
+    def __init__(self, layer: nn.Linear, library: Library) -> None:
+        self.plain = layer.weight.detach().float()
+        super().__init__(layer, library)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = x.shape[:-1].numel() == 1
+        return (x.float() @ self.plain.T).to(x.dtype) if one else super().forward(x)
+
+
+class SplitsK(OneRowItsOwnWay):
+    """Where rows are many, the sum of two halves (as of two threads)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[:-1].numel() <= 4:
+            return StrictLinear.forward(self, x)
+        half = x.shape[-1] // 2
+        parts = ((x[..., :half], self.plain[:, :half]), (x[..., half:], self.plain[:, half:]))
+        first, second = (a.float() @ b.T for a, b in parts)
+        return (first + second).to(x.dtype)
+
+
+def runs_over(patch: Patch, kind: type[StrictLinear]) -> None:
+    """The stock modules, over linear layers of a kind."""
+
+    def make_network(model: nn.Module, cache: KVCache, ops: Ops, *_: object) -> Network:
+        library = ops.library
+        assert library is not None
+        replace_linears(model, lambda layer: kind(layer, library))
+        return StockNetwork(model, cache, ops)
+
+    patch.setattr(building, "make_network", make_network)
+
+
 def differs(directory: Path, dtype: str, settings: Seq[str]) -> bool:
-    suite = TinySuite(directory, dtype, SHARE)
+    suite = TinySuite(directory, SHARE, dtype=dtype)
     return any(suite.run(named(name)).differences for name in settings)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("kind", "seen"),
-    [(RowByRow, False), (SkipsATile, True), (OneRowItsOwnWay, True), (SplitsK, True)],
+    [(StrictLinear, False), (SkipsATile, True), (OneRowItsOwnWay, True), (SplitsK, True)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_linear(
-    directory: Path, monkeypatch: Patch, dtype: str, kind: type[RowByRow], seen: bool
+    directory: Path, monkeypatch: Patch, dtype: str, kind: type[StrictLinear], seen: bool
 ) -> None:
-    monkeypatch.setattr(building, "pack_linears", lambda model: replace_linears(model, kind))
+    runs_over(monkeypatch, kind)
     assert differs(directory, dtype, ["alone", "company"]) == seen
+
+
+@pytest.mark.parametrize("kind", [SkipsATile, OneRowItsOwnWay, SplitsK])
+def test_the_check_at_start_sees_it_too(
+    directory: Path, monkeypatch: Patch, kind: type[StrictLinear]
+) -> None:
+    runs_over(monkeypatch, kind)
+    config = config_of(directory / "target", numerics="strict", dtype="bfloat16")
+    with pytest.raises(ModelError, match="a row changes with"):
+        build(config, time.monotonic)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +197,6 @@ def test_linear(
 def test_blocks_and_draws(
     directory: Path, monkeypatch: Patch, mutant: Callable[[Patch], None], setting: str
 ) -> None:
-    monkeypatch.setattr(building, "pack_linears", replace_linears)
-    assert not differs(directory, "float32", [setting])
+    assert not differs(directory, "bfloat16", [setting])
     mutant(monkeypatch)
-    assert differs(directory, "float32", [setting])
+    assert differs(directory, "bfloat16", [setting])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 from engine.build import load_models
-from engine.config import EngineConfig
 from engine.convert import truncate_layers
 from engine.types import Request, SamplingParams, StopParams
 from tests.engine.children import IDS, config_of, write_model
@@ -47,18 +47,20 @@ def write_models(directory: Path) -> Path:
     return directory
 
 
-def config_over(directory: Path, dtype: str) -> EngineConfig:
-    return config_of(directory / "target", draft=f"model:{directory / 'draft'}", dtype=dtype)
-
-
 class TinySuite:
     """A `Suite` over the models in `directory`, with references for what is run."""
 
-    def __init__(self, directory: Path, dtype: str, share: int = SHARE) -> None:
-        self.config = config_over(directory, dtype)
+    def __init__(self, directory: Path, share: int = SHARE, **changes: object) -> None:
+        self.config = config_of(
+            directory / "target",
+            draft=f"model:{directory / 'draft'}",
+            cache_dir=str(directory / "checks"),
+            **changes,
+        )
         self.requests = tiny_requests()
         self._share = share
-        self.suite = Suite(self.config, load_models(self.config), self.requests, seed=0)
+        models = load_models(self.config, time.monotonic)
+        self.suite = Suite(self.config, models, self.requests, seed=0)
 
     def share(self, setting: Setting) -> list[Request]:
         share = share_of(setting, self.requests, 0, self._share)

@@ -48,14 +48,17 @@ def run(args: argparse.Namespace, scratch: Path, console: Console) -> list[Row]:
         model=str(directory),
         draft=f"model:{small}",
         dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
         kv_cache_mib=args.kv_cache_mib,
+        numerics="strict",
+        cache_dir=str(scratch / "checks"),
     )
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     requests = load_requests(tokenizer, args.prompts)
     if not SPEC_BENCH.exists():
         console.print("spec_bench_half.jsonl is not there: HumanEval only")
     settings = [s for s in SETTINGS if not args.only or s.name in args.only]
-    suite = Suite(config, load_models(config), requests, args.seed)
+    suite = Suite(config, load_models(config, time.monotonic), requests, args.seed)
     shares = {s.name: share_of(s, requests, args.seed, args.limit) for s in settings}
     wanted = list({r.id: r for share in shares.values() for r in share}.values())
     started = time.monotonic()
@@ -99,7 +102,7 @@ def report(row: Row, args: argparse.Namespace, console: Console) -> None:
 
 def _command(setting: str, args: argparse.Namespace) -> str:
     words = ["python", "-m", "tests.fidelity", "--only", setting, "--seed", str(args.seed)]
-    for name in ("model", "dtype", "prompts", "limit", "draft_layers", "kv_cache_mib"):
+    for name in ("model", "dtype", "kv_dtype", "prompts", "limit", "draft_layers", "kv_cache_mib"):
         if (value := getattr(args, name)) is not None:
             words += ["--" + name.replace("_", "-"), str(value)]
     return shlex.join(words)
@@ -125,6 +128,7 @@ def summary(rows: Seq[Row], args: argparse.Namespace, seconds: float) -> dict[st
     return {
         "model": args.model,
         "dtype": args.dtype,
+        "kv_dtype": args.kv_dtype,
         "seed": args.seed,
         "comparisons": sum(r.comparisons for r in rows),
         "differences": sum(len(r.differences) for r in rows),
@@ -139,6 +143,7 @@ def parse(words: Seq[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fidelity", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--kv-dtype", default="auto", choices=["auto", "int8"])
     parser.add_argument("--prompts", type=int, default=250, help="how many to take them from")
     parser.add_argument("--limit", type=int, help="most comparisons per setting")
     parser.add_argument("--only", nargs="+", choices=[s.name for s in SETTINGS], metavar="SETTING")
