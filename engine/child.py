@@ -7,6 +7,7 @@ when told to, when the other side is gone, or when the engine cannot go on. SIGU
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,9 @@ def _serve(connection: Connection, config: EngineConfig) -> int:
     reader = threading.Thread(target=_read, args=(connection, inbox, ready), daemon=True)
     reader.start()
     built = build(config, time.monotonic, reports)
+    # Libraries and models stay; to look through them for garbage would stop a step for long.
+    gc.collect()
+    gc.freeze()
     ready.set()
     connection.send(Ready(built.info))
     Host(built.engine, reports, inbox, connection.send).run()

@@ -60,8 +60,9 @@ class Composite:
     def propose(self, plan: StepPlan) -> list[Proposal]:
         proposals = [NO_PROPOSAL] * len(plan.work)
         for source in self.sources:
+            name = source.name
             work = tuple(
-                w if not p.tokens and allowed(w, source.name) else replace(w, draft_cap=0)
+                w if not p.tokens and allowed(w, name) else w.capped(0)
                 for w, p in zip(plan.work, proposals, strict=True)
             )
             guesses = source.propose(replace(plan, work=work))

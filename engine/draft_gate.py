@@ -42,8 +42,7 @@ class GatedDraft:
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
         work = tuple(
-            replace(w, draft_cap=0) if w.draft_cap and self._rests(w.seq.request.id) else w
-            for w in plan.work
+            w.capped(0) if w.draft_cap and self._rests(w.seq.request.id) else w for w in plan.work
         )
         return self._source.propose(replace(plan, work=work))
 

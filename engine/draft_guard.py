@@ -64,9 +64,10 @@ class GuardedDraft:
 
     def _check(self, plan: StepPlan, proposals: Seq[Proposal]) -> None:
         for work, proposal in zip(plan.work, proposals, strict=True):
-            if len(proposal.tokens) > work.draft_cap:
+            tokens = proposal.tokens
+            if len(tokens) > work.draft_cap:
                 raise ValueError("more drafts than asked for")
-            if any(not 0 <= token < self._vocab_size for token in proposal.tokens):
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
                 raise ValueError("a draft outside the vocabulary")
 
     def _failed(self) -> None:

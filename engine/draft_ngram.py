@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 
 SIZES = (5, 3, 2, 1)
+TOKEN_BITS = 32
 
 
 class NgramDraft:
@@ -44,34 +45,45 @@ class NgramDraft:
 
 
 class NgramIndex:
-    """Where each n-gram of one append-only token list was last followed by something."""
+    """Where each n-gram of one append-only token list was last followed by something.
+
+    An n-gram is the number that its ids make, TOKEN_BITS each; ids must fit.
+    """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-        self._follows: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in sizes)
-        self._indexed = 1
+        longest = max(sizes, default=0)
+        self._grams = [(n, _ones(n), dict[int, int]()) for n in sizes]
+        self._window, self._mask = 0, _ones(longest)  # the last ids as a number
+        self._read = 0
 
     def continuation(self, tokens: Seq[int], limit: int) -> tuple[int, ...]:
         """At most `limit` tokens that followed the longest, latest match; empty if none."""
-        self._extend(tokens)
-        for size, follows in zip(self._sizes, self._follows, strict=True):
-            at = follows.get(tuple(tokens[-size:])) if size <= len(tokens) else None
-            if at is not None:
+        self._read_up_to(tokens)
+        window = self._window
+        for size, mask, follows in self._grams:
+            at = follows.get(window & mask)
+            if at is not None and size <= len(tokens):
                 return _copy_from(tokens, at, limit)
         return ()
 
-    def _extend(self, tokens: Seq[int]) -> None:
+    def _read_up_to(self, tokens: Seq[int]) -> None:
         """Index every n-gram that has a token after it."""
-        for end in range(self._indexed, len(tokens)):
-            for size, follows in zip(self._sizes, self._follows, strict=True):
+        window, full, grams = self._window, self._mask, self._grams
+        for end in range(self._read, len(tokens)):
+            for size, mask, follows in grams:
                 if size <= end:
-                    follows[tuple(tokens[end - size : end])] = end
-        self._indexed = max(self._indexed, len(tokens))
+                    follows[window & mask] = end
+            window = (window << TOKEN_BITS | tokens[end]) & full
+        self._window, self._read = window, len(tokens)
+
+
+def _ones(size: int) -> int:
+    return (1 << size * TOKEN_BITS) - 1
 
 
 def _copy_from(tokens: Seq[int], at: int, limit: int) -> tuple[int, ...]:
     """`limit` tokens from `at` on; past the end it reads its own output (a repeating text)."""
-    out: list[int] = []
-    for position in range(at, at + limit):
-        out.append(tokens[position] if position < len(tokens) else out[position - len(tokens)])
+    out = list(tokens[at : at + limit])
+    for position in range(limit - len(out)):
+        out.append(out[position])
     return tuple(out)

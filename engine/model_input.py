@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -49,56 +50,57 @@ class ModelInput:
         """`feeds` must not be empty, nor any of them."""
         lens = np.array([len(f.tokens) for f in feeds])
         starts = np.array([f.start for f in feeds])
-        widest = max(len(f.blocks) for f in feeds)
-        tables = np.zeros((len(feeds), widest), np.int32)
-        for row, feed in zip(tables, feeds, strict=True):
-            row[: len(feed.blocks)] = feed.blocks
-        cu_query = np.concatenate(([0], np.cumsum(lens)))
-        owner = np.repeat(np.arange(len(feeds)), lens)
-        positions = np.arange(cu_query[-1]) - (cu_query[:-1] - starts)[owner]
-        slots = tables[owner, positions // block_size].astype(np.int64) * block_size
-        slots += positions % block_size
         sampled = np.array([f.sample for f in feeds])
-        logit_rows = _last_rows(cu_query[1:], sampled)
-
-        def tensor(values: NDArray[np.generic], dtype: torch.dtype) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
-
+        tables = _tables(feeds)
+        ends = lens.cumsum()
+        rows = np.arange(ends[-1])
+        owner = np.repeat(np.arange(len(feeds)), lens)
+        by_row = np.empty((3, len(rows)), np.int64)
+        token_ids, positions, slots = by_row
+        token_ids[:] = [token for f in feeds for token in f.tokens]
+        np.add(rows, (starts + lens - ends)[owner], out=positions)
+        np.add(tables[owner, positions // block_size] * block_size, positions % block_size, slots)
+        logit_rows = np.flatnonzero(rows >= (ends - sampled)[owner])
+        by_sequence = np.zeros((2, len(feeds) + 1), np.int32)
+        by_sequence[0, 1:] = ends
+        by_sequence[1, 1:] = starts + lens
+        ids, at, into = _on(device, by_row)
+        cu_query, context_lens = _on(device, by_sequence)
         return ModelInput(
-            tensor(np.concatenate([f.tokens for f in feeds]), torch.int64),
-            tensor(positions, torch.int64),
-            tensor(slots, torch.int64),
-            tensor(tables, torch.int32),
-            tensor(cu_query, torch.int32),
-            tensor(starts + lens, torch.int32),
-            tensor(logit_rows, torch.int64),
+            ids,
+            at,
+            into,
+            torch.from_numpy(tables).to(device),
+            cu_query,
+            context_lens[1:],
+            torch.from_numpy(logit_rows).to(device),
             _draws(feeds, sampled, positions[logit_rows] + 1, device),
         )
 
 
-def _last_rows(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each sequence the indices of its last `counts` rows, in order."""
-    owner = np.repeat(np.arange(len(ends)), counts)
-    firsts = np.concatenate(([0], np.cumsum(counts)))[:-1]
-    rows: NDArray[np.int64] = ends[owner] - counts[owner] + np.arange(len(owner)) - firsts[owner]
-    return rows
+def _on(device: torch.device, rows: NDArray[np.generic]) -> tuple[Tensor, ...]:
+    """Each row of a matrix as a tensor; together they are one copy."""
+    return torch.from_numpy(rows).to(device).unbind()
+
+
+def _tables(feeds: Seq[Feed]) -> NDArray[np.int32]:
+    widest = max(len(f.blocks) for f in feeds)
+    padding = [0] * widest
+    flat = array("i")
+    for feed in feeds:
+        flat.fromlist([*feed.blocks, *padding[len(feed.blocks) :]])
+    return np.frombuffer(flat, np.int32).reshape(len(feeds), widest)
 
 
 def _draws(
     feeds: Seq[Feed], counts: NDArray[np.int64], positions: NDArray[np.int64], device: torch.device
 ) -> Draws:
     params = [f.sampling for f in feeds]
-
-    def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
-        repeated = np.repeat(np.array(values), counts)
-        return torch.from_numpy(repeated).to(device, dtype)
-
-    seeds = np.array([p.seed for p in params], np.uint64).view(np.int64)
-    return Draws(
-        column([p.temperature for p in params], torch.float64),
-        column([p.top_k for p in params], torch.int64),
-        column([p.top_p for p in params], torch.float64),
-        column([p.min_p for p in params], torch.float64),
-        torch.from_numpy(np.repeat(seeds, counts)).to(device),
-        torch.from_numpy(positions).to(device),
-    )
+    reals = [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]]
+    temperature, top_p, min_p = _on(device, np.repeat(np.array(reals), counts, axis=1))
+    whole = np.empty((3, len(positions)), np.int64)
+    whole[0] = np.repeat([p.top_k for p in params], counts)
+    whole[1].view(np.uint64)[:] = np.repeat(np.array([p.seed for p in params], np.uint64), counts)
+    whole[2] = positions
+    top_k, seeds, after = _on(device, whole)
+    return Draws(temperature, top_k, top_p, min_p, seeds, after)

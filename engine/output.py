@@ -13,25 +13,32 @@ def append_tokens(
 ) -> tuple[str, Finish | None]:
     """Append one by one until something ends the output; what follows is dropped."""
     pieces: list[str] = []
-    stopping = seq.request.stopping
+    request = seq.request
+    stopping = request.stopping
+    last = min(len(request.prompt) + stopping.max_tokens, context_limit)
+    finish: Finish | None = None
     for token in tokens:
         seq.tokens.append(token)
         if token in stopping.stop_ids:
-            return "".join(pieces), Finish(FinishReason.STOP, matched=token)
-        if token in stopping.eos_ids:
-            return "".join(pieces), Finish(FinishReason.EOS)
-        try:
-            piece, stop = seq.text.push(token)
-        except Exception as error:  # a bad id must hurt this request only
-            return "".join(pieces), Finish(FinishReason.ERROR, error=f"detokenizing: {error}")
-        pieces.append(piece)
-        if stop is not None:
-            return "".join(pieces), Finish(FinishReason.STOP, matched=stop)
-        if seq.left <= 0:
-            return "".join(pieces), Finish(FinishReason.LENGTH)
-        if len(seq.tokens) >= context_limit:
-            return "".join(pieces), Finish(FinishReason.CONTEXT)
-    return "".join(pieces), None
+            finish = Finish(FinishReason.STOP, matched=token)
+        elif token in stopping.eos_ids:
+            finish = Finish(FinishReason.EOS)
+        else:
+            finish = _push(seq, token, pieces)
+            if finish is None and len(seq.tokens) >= last:
+                finish = Finish(FinishReason.CONTEXT if seq.left > 0 else FinishReason.LENGTH)
+        if finish is not None:
+            break
+    return "".join(pieces), finish
+
+
+def _push(seq: Sequence, token: int, pieces: list[str]) -> Finish | None:
+    try:
+        piece, stop = seq.text.push(token)
+    except Exception as error:  # a bad id must hurt this request only
+        return Finish(FinishReason.ERROR, error=f"detokenizing: {error}")
+    pieces.append(piece)
+    return None if stop is None else Finish(FinishReason.STOP, matched=stop)
 
 
 def count_drafts(seq: Sequence, proposal: Proposal, verdict: Verdict, delivered: int) -> None:

@@ -17,6 +17,8 @@ def share_rows(
     gets on, and what is left by class to the shortest prompts first, so that none of them waits
     for all of a long one.
     """
+    if sum(needs.values()) <= budget:
+        return dict(needs)
     shares = dict.fromkeys(needs, 0)
     turns = [(s, 1) for s, need in needs.items() if need <= 1]
     prompts = [s for s, need in needs.items() if need > 1]

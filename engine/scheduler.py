@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from itertools import islice
 
 from engine.blocks import BlockPool
@@ -156,12 +155,15 @@ class Scheduler:
     def _admissible(self) -> dict[Sequence, Hit]:
         """Who waits, first to serve first, as far as there are seats and blocks for all they hold,
         beside all that the running ones already need; and what each may begin with."""
+        seats = self._config.max_seqs - len(self.running)
+        if not seats or not self.waiting:
+            return {}
         pool = self.pool
         free = pool.free - sum(
             max(0, pool.blocks_for(s.goal) - len(s.table.ids)) for s in self.running
         )
         found: dict[Sequence, Hit] = {}
-        for seq in islice(self._policy.waiting(), self._config.max_seqs - len(self.running)):
+        for seq in islice(self._policy.waiting(), seats):
             hit = self._prefixes.look_up(seq)
             free -= pool.blocks_for(seq.goal) - hit.spared
             if free < 0:
@@ -183,8 +185,8 @@ class Scheduler:
         """Blocks for the next `count` rows, the first of which may lie in a block of others."""
         if not count:
             return True
-        pool = self.pool
-        return pool.own(seq.table, seq.computed) and pool.grow(seq.table, seq.computed + count)
+        pool, table, end = self.pool, seq.table, seq.computed + count
+        return pool.own(table, seq.computed) and (table.capacity >= end or pool.grow(table, end))
 
     def _preempt(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -209,7 +211,7 @@ class Scheduler:
                     cap = min(cap, item.seq.table.capacity - end)
                 sampling -= 1
                 spare -= cap
-                item = replace(item, draft_cap=cap)
+                item = item.capped(cap)
             out.append(item)
         return tuple(out)
 
@@ -244,7 +246,8 @@ class Scheduler:
             return self._end(seq, Finish(FinishReason.ERROR, error=verdict.error), now)
         # Rollback is an assignment: KV of rejected drafts is overwritten by the next feed.
         seq.computed = work.start + work.count + verdict.accepted
-        self.pool.shrink(seq.table, seq.computed)
+        if work.draft_cap:
+            self.pool.shrink(seq.table, seq.computed)
         offset = seq.generated
         text, finish = self._emit(seq, proposal, verdict, now)
         self._prefixes.keep(seq, work.start)

@@ -23,6 +23,7 @@ class StopStrings:
     def __init__(self, stops: Seq[str]) -> None:
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
+        self._firsts = frozenset(s[0] for s in stops if s)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
@@ -47,7 +48,7 @@ class StopStrings:
     def _open_tail(self, text: str) -> int:
         """Length of the longest tail of `text` that begins a stop string."""
         for n in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(s.startswith(text[-n:]) for s in self._stops):
+            if text[-n] in self._firsts and any(s.startswith(text[-n:]) for s in self._stops):
                 return n
         return 0
 
