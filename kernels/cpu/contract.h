@@ -8,11 +8,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "each.h"
 #include "pages.h"
 #include "write_kv.h"
 
 namespace draftwire {
 namespace {
+
+inline V splat_query(const float* q) { return splat_from(q); }
+inline V splat_query(const uint16_t* q) { return splat(as_float(*q)); }
 
 // How a row's pair meets a page's: as two multiply-adds in float.
 template <class T, class Q>
@@ -22,7 +26,7 @@ struct Apart {
     static constexpr int HALVES = 2;
     static V page(const T* pairs, int half) { return half ? seconds(pairs) : firsts(pairs); }
     static V step(const V& x, const Q* q, int half, const V& sum) {
-        return fma(splat(as_float(q[half])), x, sum);
+        return fma(splat_query(q + half), x, sum);
     }
 };
 
@@ -60,15 +64,18 @@ struct Lanes {
     Query* weights(int row) const { return reinterpret_cast<Query*>(score) + row * WEIGHTS; }
 
     template <int R, int G>
-    static void contract(const T* const (&page)[G], int64_t stride, int pairs, const Query* q,
+    INLINE static void contract(const T* const (&page)[G], int64_t stride, int pairs, const Query* q,
                          int64_t q_row, V (&sum)[R][G]) {
         for (int c = 0; c < pairs; ++c)
-            for (int half = 0; half < Dot::HALVES; ++half)
-                for (int g = 0; g < G; ++g) {
-                    auto x = Dot::page(page[g] + c * stride, half);
-                    for (int r = 0; r < R; ++r)
-                        sum[r][g] = Dot::step(x, q + r * q_row + 2 * c, half, sum[r][g]);
-                }
+            each<G>([&](auto g) INLINE {
+                each<Dot::HALVES>([&](auto half) INLINE {
+                    auto x = Dot::page(page[INDEX(g)] + c * stride, INDEX(half));
+                    each<R>([&](auto r) INLINE {
+                        V& own = sum[INDEX(r)][INDEX(g)];
+                        own = Dot::step(x, q + INDEX(r) * q_row + 2 * c, INDEX(half), own);
+                    });
+                });
+            });
     }
 
     // Scores of R rows against G blocks.
@@ -76,12 +83,16 @@ struct Lanes {
     void score_blocks(int first, int block, float* out) const {
         V sum[R][G];
         const T* page[G];
-        for (int g = 0; g < G; ++g) page[g] = pages.keys(block + g);
-        for (int r = 0; r < R; ++r)
-            for (int g = 0; g < G; ++g) sum[r][g] = splat(0.0f);
+        each<G>([&](auto g) INLINE { page[INDEX(g)] = pages.keys(block + INDEX(g)); });
+        each<R>([&](auto r) INLINE {
+            each<G>([&](auto g) INLINE { sum[INDEX(r)][INDEX(g)] = splat(0.0f); });
+        });
         contract<R, G>(page, 2 * BLOCK, dim / 2, query + int64_t(first) * dim, dim, sum);
-        for (int r = 0; r < R; ++r)
-            for (int g = 0; g < G; ++g) store(out + r * RANGE + g * BLOCK, sum[r][g]);
+        each<R>([&](auto r) INLINE {
+            each<G>([&](auto g) INLINE {
+                store(out + INDEX(r) * RANGE + INDEX(g) * BLOCK, sum[INDEX(r)][INDEX(g)]);
+            });
+        });
     }
 
     // partial += weights * V over pairs of positions, for R rows and G vectors of V from dim d on.
@@ -89,20 +100,26 @@ struct Lanes {
     void value_pairs(int first, int base, Span pairs, int d, int part, int parts) const {
         V sum[R][G];
         float* to = partial + int64_t(first) * dim + d;
-        for (int r = 0; r < R; ++r)
-            for (int g = 0; g < G; ++g) sum[r][g] = load(to + r * dim + g * 16);
+        each<R>([&](auto r) INLINE {
+            each<G>([&](auto g) INLINE {
+                sum[INDEX(r)][INDEX(g)] = load(to + INDEX(r) * dim + INDEX(g) * 16);
+            });
+        });
         for (int i = pairs.begin; i < pairs.end;) {
             int block = i / (BLOCK / 2), inside = i % (BLOCK / 2);
             int stop = least(pairs.end, (block + 1) * (BLOCK / 2));
             ahead.values(block, part, parts);
             const T* page[G];
-            for (int g = 0; g < G; ++g)
-                page[g] = pages.values(block) + (int64_t(inside) * dim + d + g * 16) * 2;
+            const T* pair = pages.values(block) + (int64_t(inside) * dim + d) * 2;
+            each<G>([&](auto g) INLINE { page[INDEX(g)] = pair + INDEX(g) * 32; });
             contract<R, G>(page, 2 * dim, stop - i, weights(first) + 2 * i - base, WEIGHTS, sum);
             i = stop;
         }
-        for (int r = 0; r < R; ++r)
-            for (int g = 0; g < G; ++g) store(to + r * dim + g * 16, sum[r][g]);
+        each<R>([&](auto r) INLINE {
+            each<G>([&](auto g) INLINE {
+                store(to + INDEX(r) * dim + INDEX(g) * 16, sum[INDEX(r)][INDEX(g)]);
+            });
+        });
     }
 
     // partial += weight * V for one position, its neighbour in the pair taken for zero.

@@ -12,6 +12,12 @@ struct V {
 };
 
 inline V splat(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+// The compiler may not keep it for another use: registers are scarcer than loads.
+inline V splat_from(const float* p) {
+    __m256 x;
+    asm volatile("vbroadcastss %1, %0" : "=x"(x) : "m"(*p));
+    return {x, x};
+}
 inline V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline __m256 widen8(const uint16_t* p) {
     __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -13,6 +13,7 @@ struct V {
 };
 
 inline V splat(float a) { return {_mm512_set1_ps(a)}; }
+inline V splat_from(const float* p) { return splat(*p); }
 inline V load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline V load(const uint16_t* p) {
     __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

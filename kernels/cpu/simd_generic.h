@@ -17,6 +17,7 @@ inline V splat(float a) {
     LANES r.x[i] = a;
     return r;
 }
+inline V splat_from(const float* p) { return splat(*p); }
 inline V load(const float* p) { V r; LANES r.x[i] = p[i]; return r; }
 inline V load(const uint16_t* p) {
     uint32_t bits[16];
