@@ -53,32 +53,41 @@ def memory(
     """Measure what a server of our own holds beside weights and KV pools."""
     unwind_on_sigterm()
     weights = sum(f.stat().st_size for f in model_directory(model).glob("*.safetensors"))
+    pool = kv_cache_mib * MIB
     arguments = ["--model", model, "--kv-cache-mib", str(kv_cache_mib), *flags.split()]
     with tempfile.TemporaryDirectory() as logs:
         server = OwnServer("draftwire", arguments, Path(logs))
         try:
-            serving = server.serve()
-            idle = held_by(serving.group.process.pid)
-            capacity, vocabulary = serving.info.kv_capacity_tokens, serving.info.vocab_size
-            job = filling(capacity, vocabulary)
-            records, _ = asyncio.run(waves(serving.target, job))
-            if bad := [record.error for record in records if record.error]:
-                raise Broken(f"{len(bad)} requests failed: {bad[0]}")
-            loaded = held_by(serving.group.process.pid)
+            idle, loaded = idle_and_loaded(server)
+        except Broken as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(1) from error
         finally:
             server.close()
     report = {
         "model": model,
         "flags": arguments,
         "weights": weights,
-        "kv_pool": kv_cache_mib * MIB,
+        "kv_pool": pool,
         "idle": [asdict(process) for process in idle],
         "loaded": [asdict(process) for process in loaded],
-        "beyond_pss": sum(p.pss for p in loaded) - weights - kv_cache_mib * MIB,
-        "beyond_rss": sum(p.rss for p in loaded) - weights - kv_cache_mib * MIB,
+        "beyond_pss": sum(p.pss for p in loaded) - weights - pool,
+        "beyond_rss": sum(p.rss for p in loaded) - weights - pool,
     }
     Console().print(table(report, loaded))
     print(json.dumps(report))
+
+
+def idle_and_loaded(server: OwnServer) -> tuple[list[Held], list[Held]]:
+    """What its processes hold before any request, and with the pool full. Raises Broken."""
+    serving = server.serve()
+    idle = held_by(serving.group.process.pid)
+    job = filling(serving.info.kv_capacity_tokens, serving.info.vocab_size)
+    records, _ = asyncio.run(waves(serving.target, job))
+    if bad := [record.error for record in records if record.error]:
+        said = serving.group.last_words()
+        raise Broken(f"{len(bad)} requests failed: {bad[0]}\n{said}")
+    return idle, held_by(serving.group.process.pid)
 
 
 def filling(capacity: int, vocabulary: int) -> Job:
