@@ -25,6 +25,10 @@ def make_network(model: Any, cache: KVCache, ops: Ops, context: int, strict: boo
         if fusable(model):
             return FusedNetwork(library, fuse(model, context), cache)
         replace_linears(model, lambda layer: StrictLinear(layer, library))
-    elif model.device.type == "cpu" and model.dtype == torch.bfloat16:
+    elif (
+        model.device.type == "cpu"
+        and model.dtype == torch.bfloat16
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    ):
         replace_linears(model, LibraryLinear)
     return StockNetwork(model, cache, ops)

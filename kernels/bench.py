@@ -11,6 +11,8 @@ do not quite reach what that stream does.
 A sampled row reads its logits (vocabulary 49,152: 192 KiB, from L2 or L3) once for the maximum and
 once for the noise; top-p sums masses in a third pass. Greedy needs the first alone.
 
+Linear layers: `kernels.bench_linear`.
+
 Every number is the best of its repetitions: the others measure what else the machine was doing.
 Prints a table, then one line of JSON.
 """
@@ -27,12 +29,14 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from kernels.bench_linear import library_dtype, linears
 from kernels.hugepages import zeros
 from kernels.ops import Ops, load_ops
 from kernels.reference import BLOCK
 
 HEADS, KV_HEADS, DIM, LAYERS, VOCABULARY = 9, 3, 64, 30, 49_152
 SHAPES = [(n, context, queries) for n, context in ((32, 300), (8, 2000)) for queries in (1, 5)]
+PARTS = ("linear", "attention", "sampling")
 SAMPLING = {"greedy": (0.0, 1.0), "T=0.8": (0.8, 1.0), "T=0.8 top_p=0.95": (0.8, 0.95)}
 
 
@@ -119,38 +123,67 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("parts", nargs="*", choices=PARTS, default=PARTS)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     ops = load_ops("cpu")
     print(f"{ops.name}/{ops.isa}, {options.threads} threads")
+    measures = {
+        "linear": lambda: report_linears(ops, options.repetitions),
+        "attention": lambda: report_attention(ops, options.repetitions),
+        "sampling": lambda: report_sampling(ops, options.repetitions),
+    }
+    found = {part: measures[part]() for part in options.parts}
+    facts = {
+        "library_dtype": str(library_dtype()),
+        "isa": ops.isa,
+        "version": ops.version,
+        "threads": options.threads,
+    }
+    print(json.dumps({**facts, **found}))
+
+
+def report_linears(ops: Ops, repetitions: int) -> list[dict[str, object]]:
+    """Prints as it goes."""
+    if ops.library is None:
+        return []
+    print(f"{'rows':>20} {'ms':>8} {'oneDNN':>9} {'ratio':>6} {'stream':>7} {'of it':>7}")
+    found: list[dict[str, object]] = []
+    for each in linears(ops.library, repetitions):
+        found.append({**asdict(each), "ratio": each.ratio})
+        part = each.stream_ms / each.ms
+        print(
+            f"{each.rows:>20} {each.ms:>8.1f} {each.library_ms:>9.1f} {each.ratio:>6.2f}"
+            f" {each.stream_ms:>7.1f} {part:>7.2f}"
+        )
+    return found
+
+
+def report_attention(ops: Ops, repetitions: int) -> list[dict[str, object]]:
+    """Prints as it goes."""
     print(f"{'sequences x context':>20} {'queries':>8} {'ms/layer':>9} {'GB/s':>6} {'stream':>7}")
-    attentions = []
+    found = []
     for shape in SHAPES:
-        a = attention(ops, *shape, options.repetitions)
-        attentions.append(asdict(a))
+        a = attention(ops, *shape, repetitions)
+        found.append(asdict(a))
         what = f"{a.sequences} x {a.context}"
         print(
             f"{what:>20} {a.queries:>8} {a.ms_per_layer:>9.3f} {a.gbps:>6.1f} {a.stream_gbps:>7.1f}"
         )
+    return found
+
+
+def report_sampling(ops: Ops, repetitions: int) -> list[dict[str, object]]:
+    """Prints as it goes."""
     logits = torch.randn(64, VOCABULARY) * 2.5 - 3
     logits[:, ::1000] += 10
-    samplings = []
+    found = []
     for name in SAMPLING:
-        s = sampling(ops, name, logits, options.repetitions)
-        samplings.append(asdict(s))
+        s = sampling(ops, name, logits, repetitions)
+        found.append(asdict(s))
         print(f"{s.name:>20} {s.us_per_row:>8.1f} us/row")
-    print(
-        json.dumps(
-            {
-                "isa": ops.isa,
-                "version": ops.version,
-                "threads": options.threads,
-                "attention": attentions,
-                "sampling": samplings,
-            }
-        )
-    )
+    return found
 
 
 if __name__ == "__main__":
