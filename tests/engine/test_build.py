@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from engine import build as building
 from engine.build import Built, build
 from engine.errors import ConfigError, ModelError
+from engine.network import make_network
+from engine.runner import Network
 from kernels.ops import Ops
 from tests.engine import children
 from tests.engine.children import PROMPTS, config_of, write_model
@@ -82,7 +85,7 @@ def test_memory_for_the_target_alone_is_not_enough(
 ) -> None:
     """The message says how much both need, and how much there may be."""
     per_token = building.KVShape(300, 8, 128, torch.float32)
-    monkeypatch.setattr(building, "_shape", lambda loaded: per_token)
+    monkeypatch.setattr(building, "_shape", lambda loaded, kv_dtype: per_token)
     need = 2 * 16 * per_token.bytes_per_token
     with pytest.raises(ConfigError, match=f"need {need} bytes.* {50 << 20} are allowed"):
         build(config_of(model, draft=f"model:{model}", kv_cache_mib=50), time.monotonic)
@@ -128,17 +131,25 @@ def test_attention_that_is_not_known_is_refused(tmp_path: Path) -> None:
         build(config_of(tmp_path), time.monotonic)
 
 
-def test_paged_logits_that_differ_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is that the kernels get wrong."""
-
+def test_kernels_that_are_wrong_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(ops: Ops) -> Ops:
         def write_kv(k: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> None:
             ops.write_kv(k, torch.zeros_like(v), *rest)  # type: ignore[arg-type]
 
         return replace(ops, write_kv=write_kv)  # type: ignore[arg-type]
 
-    ops_of = building._ops
-    monkeypatch.setattr(building, "_ops", lambda loaded: blind(ops_of(loaded)))
+    ops_of = building._load_ops
+    monkeypatch.setattr(building, "_load_ops", lambda *which: blind(ops_of(*which)))
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM: logits .* differ .* not serving it"):
+        build(config_of(model, numerics="fast"), time.monotonic)
+
+
+def test_a_pass_that_is_wrong_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def skewed(loaded: Any, *rest: Any) -> Network:
+        loaded.model.layers[1].input_layernorm.weight.mul_(1.3)
+        return make_network(loaded, *rest)
+
+    monkeypatch.setattr(building, "make_network", skewed)
     with pytest.raises(ModelError, match=r"LlamaForCausalLM: logits .* differ .* not serving it"):
         build(config_of(model), time.monotonic)
 
