@@ -45,7 +45,7 @@ def memory(
     model: Annotated[str, typer.Option(help="A name of `draftwire models`, or a directory.")] = (
         "smollm2-135m"
     ),
-    kv_cache_mib: Annotated[int, typer.Option(min=16, help="Of the server.")] = 128,
+    kv_cache_mib: Annotated[int, typer.Option(min=1, help="Of the server.")] = 128,
     flags: Annotated[
         str, typer.Option(help="More flags of serve, separated by blanks.")
     ] = "--draft ngram",
