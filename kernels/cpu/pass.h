@@ -9,8 +9,6 @@
 #pragma once
 #include <sched.h>
 
-#include <cmath>
-
 #include "exp.h"
 #include "linear.h"
 #ifdef DRAFTWIRE_TILES
@@ -26,7 +24,7 @@ template <class Out>
 inline void rms_norm(const float* x, const float* weight, int n, float eps, Out* y) {
     V squares = splat(0.0f);
     for (int i = 0; i < n; i += 16) squares = fma(load(x + i), load(x + i), squares);
-    V scale = splat(1.0f / std::sqrt(sum(squares) / float(n) + eps));
+    V scale = splat(1.0f / __builtin_sqrtf(sum(squares) / float(n) + eps));
     for (int i = 0; i < n; i += 16) store(y + i, load(x + i) * scale * load(weight + i));
 }
 
