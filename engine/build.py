@@ -268,4 +268,5 @@ def _info(
         fingerprint=digest[:32],
         strict=not because,
         not_strict_because=because,
+        kv_dtype=str(_shape(target, config.kv_dtype).dtype).removeprefix("torch."),
     )

@@ -331,6 +331,7 @@ class ModelInfo:
     fingerprint: str
     strict: bool = False
     not_strict_because: str = ""
+    kv_dtype: str = ""
 
     @property
     def kv_capacity_tokens(self) -> int:

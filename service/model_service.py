@@ -55,6 +55,7 @@ class ModelService:
             fingerprint=info.fingerprint,
             strict=info.strict,
             not_strict_because=info.not_strict_because,
+            kv_dtype=info.kv_dtype,
             limits=self._wire_limits,
         )
 

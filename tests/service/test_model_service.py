@@ -21,6 +21,7 @@ async def test_model_info_says_what_is_served(served: Harness) -> None:
     assert (info.model, info.architecture) == ("scripted", "ScriptedForCausalLM")
     assert (info.context_limit, info.vocab_size, list(info.eos_token_ids)) == (4096, 300, [258])
     assert (info.dtype, info.device, info.fingerprint) == ("float32", "cpu", "f00d")
+    assert (info.strict, info.not_strict_because, info.kv_dtype) == (False, "scripted", "int8")
     assert (list(info.draft_sources), info.max_draft_tokens) == (["ngram"], 6)
     assert info.kv_capacity_tokens == 16 * 512
     assert info.chat
