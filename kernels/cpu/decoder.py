@@ -10,18 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.dense import ROWS, PackedWeight, Projection
-from kernels.cpu.library import Library
+from kernels.cpu.library import Library, Pool
 from kernels.hugepages import zeros
-
-
-class _Pool(Structure):
-    """`Pool` of kernels.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
-        ("kv_heads", c_int),
-        ("head_dim", c_int),
-    ]
 
 
 class _Layer(Structure):
@@ -30,7 +20,7 @@ class _Layer(Structure):
     _fields_ = [
         *((name, Projection) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
-        ("pool", _Pool),
+        ("pool", Pool),
         ("window", c_int),
     ]
 
@@ -224,7 +214,7 @@ def _layer(weights: DecoderWeights, layer: DecoderLayer, pool: LayerPool) -> _La
     return _Layer(
         *(w.as_argument() for w in (layer.qkv, layer.out, layer.gate_up, layer.down)),
         *(_pointer(t) for t in (layer.attention_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)),
-        _Pool(
+        Pool(
             *(_pointer(t) for t in (pool.k, pool.v, pool.k_scale, pool.v_scale)),
             weights.kv_heads,
             weights.head_dim,

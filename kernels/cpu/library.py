@@ -49,7 +49,7 @@ def load(isa: str | None = None, path: Path = PATH) -> Library | None:
     )
 
 
-class _Pool(Structure):
+class Pool(Structure):
     """`Pool` of kernels.h."""
 
     _fields_ = [
@@ -81,7 +81,7 @@ _SIGNATURES: list[tuple[str, Any, list[Any]]] = [
     (
         "draftwire_write_kv",
         None,
-        [c_void_p, c_void_p, POINTER(_Pool), c_void_p, c_int64, c_int64, c_int64, c_int],
+        [c_void_p, c_void_p, POINTER(Pool), c_void_p, c_int64, c_int64, c_int64, c_int],
     ),
     (
         "draftwire_attention",
@@ -134,7 +134,7 @@ class Library:
         self.native.draftwire_write_kv(
             k.data_ptr(),
             v.data_ptr(),
-            byref(_Pool(k_cache.data_ptr(), v_cache.data_ptr(), *scales, heads, dim)),
+            byref(Pool(k_cache.data_ptr(), v_cache.data_ptr(), *scales, heads, dim)),
             slots.data_ptr(),
             rows,
             k.stride(0),
