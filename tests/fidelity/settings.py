@@ -51,9 +51,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("company", 60),
+    Setting("company", 80),
     Setting("ngram", 100, "ngram"),
-    Setting("model", 100, "model", rows=512),
+    Setting("model", 50, "model", rows=512),
     Setting("wrong", 50, "wrong", (1, 16)),
     Setting("perfect", 70, "perfect", rows=512),
     Setting("alone", 60, "perfect", (1, 1)),
@@ -61,9 +61,9 @@ SETTINGS = (
     Setting("chunks-16", 60, "flawed", (1, 16), rows=16),
     Setting("chunks-48", 60, "wrong", rows=48),
     Setting("prefix-cold", 100, "ngram", rows=48, cache=COLD, cancels=True),
-    Setting("prefix-warm", 60, "flawed", cache=WARM),
+    Setting("prefix-warm", 50, "model", cache=WARM),
     Setting("preempted", 70, "flawed", (8, 16), tight=True),
-    Setting("preempted-cached", 50, "model", (8, 16), cache=WARM, tight=True),
+    Setting("preempted-cached", 50, "flawed", (8, 16), cache=WARM, tight=True),
     Setting("cancels", 100, "ngram", cancels=True),
     Setting("continued", 100, "none", continued=True),
     Setting("restart", 100, "ngram", restart=True),
