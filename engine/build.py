@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ from engine.observer import EngineObserver
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.remembered import remembered
-from engine.row_cost import draft_worth
+from engine.row_cost import RowCosts, row_costs
 from engine.runner import ATTENTION, PagedModel, register_attention
 from engine.scheduler import Scheduler
 from engine.selfcheck import check_paged, probe_tokens, stock_logits
@@ -76,7 +76,7 @@ class Models:
     target: Pooled
     drafts: dict[str, Pooled]
     num_blocks: int
-    draft_worth: float
+    costs: RowCosts
 
 
 def build(
@@ -109,7 +109,7 @@ def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
             for d, m in drafts.items()
         },
         num_blocks,
-        draft_worth(pooled.paged, config.max_draft_tokens, num_blocks, config.block_size, clock),
+        row_costs(pooled.paged, num_blocks, config.block_size, clock),
     )
 
 
@@ -134,8 +134,9 @@ def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
         if spec.kind == "model":
             draft = models.drafts[spec.model]
             source = ModelDraft(draft.paged, config.max_step_rows, draft.loaded.context_limit)
-        rest = REST if models.draft_worth < DEAR else DEAR_REST
-        gated = GatedDraft(source, models.draft_worth, rest)
+        cheap = models.costs.cheap_rows(config.draft_rows)
+        worth = models.costs.worth(min(config.max_draft_tokens, max(1, cheap - 1)))
+        gated = GatedDraft(source, worth, REST if worth < DEAR else DEAR_REST)
         sources.append(GuardedDraft(gated, target.vocab_size))
     return sources
 
@@ -147,7 +148,10 @@ def assemble(
     clock: Callable[[], float],
     observer: EngineObserver | None = None,
 ) -> Built:
-    """An engine over `models`, with as many of their blocks as `config` allows for."""
+    """An engine over `models`, with as many of their blocks as `config` allows for.
+
+    Drafts are spent while rows are cheap, and no further than `config` says.
+    """
     target = models.target.loaded
     loaded = [target, *(m.loaded for m in models.drafts.values())]
     num_blocks = min(models.num_blocks, _num_blocks(config, loaded))
@@ -164,7 +168,8 @@ def assemble(
     prefixes = (
         PrefixCache(pool, secrets.token_bytes(32)) if config.prefix_cache else NoPrefixCache()
     )
-    scheduler = Scheduler(config, pool, prefixes, ClassArrival(), texts, info.context_limit)
+    drafting = replace(config, draft_rows=models.costs.cheap_rows(config.draft_rows))
+    scheduler = Scheduler(drafting, pool, prefixes, ClassArrival(), texts, info.context_limit)
     target_model, draft = models.target.paged, Composite(sources)
     return Built(Engine(scheduler, target_model, draft, copy_blocks, clock, observer), info)
 

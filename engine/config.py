@@ -13,8 +13,8 @@ KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
 class EngineConfig:
     """How the engine runs. Sizes are in tokens (rows) unless the name says otherwise.
 
-    `draft_rows`: drafts are spent only while a step has at most this many rows; on a CPU a row
-    is nearly free up to there and costs its full price above (`BENCHMARKS.md`).
+    `draft_rows`: drafts are spent only while a step has at most this many rows, and only as far as
+    rows are found to be cheap on this machine (`engine.row_cost`).
     `kv_dtype` is that of the model ("auto" or by name), or int8 with a scale per head and token.
     `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
     `numerics`: strict promises that a row has the same bits in any company, or refuses to start;

@@ -72,7 +72,7 @@ class ServeSettings(BaseSettings):
     max_seqs: int = Field(_ENGINE.max_seqs, description="Most sequences computed at a time.")
     max_step_rows: int = Field(_ENGINE.max_step_rows, description="Most tokens fed in one step.")
     draft_rows: int = Field(
-        _ENGINE.draft_rows, description="Drafts are spent while a step has at most so many rows."
+        _ENGINE.draft_rows, description="Drafts are spent while rows are cheap, and up to so many."
     )
     kv_cache_mib: int = Field(
         _ENGINE.kv_cache_mib, description="Memory for KV, target and draft together, in MiB."

@@ -18,7 +18,7 @@ from engine.fused import fusable
 from engine.model_input import ModelInput
 from engine.network import make_network
 from engine.remembered import remembered
-from engine.row_cost import draft_worth
+from engine.row_cost import SIZES, RowCosts, row_costs
 from engine.runner import PagedModel, StockNetwork
 from engine.strictness import difference
 from engine.types import Feed
@@ -147,7 +147,26 @@ class Priced:
         return [(0,) * f.sample for f in feeds]
 
 
-@pytest.mark.parametrize(("start", "each", "worth"), [(10.0, 0.0, 0.0), (9.0, 1.0, 0.6)])
-def test_drafts_are_worth_what_their_rows_cost(start: float, each: float, worth: float) -> None:
+@pytest.mark.parametrize(
+    ("start", "each", "cheap", "worth"),
+    [(10.0, 0.0, 32, 0.0), (9.0, 1.0, 6, 0.7), (0.0, 1.0, 1, 7)],
+)
+def test_drafts_are_worth_what_their_rows_cost(
+    start: float, each: float, cheap: int, worth: float
+) -> None:
     model = Priced(start, each)
-    assert draft_worth(model, 6, BLOCKS, BLOCK, lambda: model.now) == pytest.approx(worth)
+    costs = row_costs(model, BLOCKS, BLOCK, lambda: model.now)
+    assert tuple(costs.seconds) == SIZES
+    assert costs.cheap_rows(100) == cheap
+    assert costs.cheap_rows(4) == min(cheap, 4)
+    assert costs.worth(6) == pytest.approx(worth)
+
+
+def test_a_pool_of_one_block_measures_what_fits() -> None:
+    model = Priced(1.0, 0.0)
+    assert max(row_costs(model, 1, BLOCK, lambda: model.now).seconds) == BLOCK
+
+
+def test_a_dear_size_ends_what_is_cheap() -> None:
+    """A later one that happens to be quick does not count."""
+    assert RowCosts({1: 1.0, 2: 1.5, 4: 1.7, 8: 1.5}).cheap_rows(16) == 2
