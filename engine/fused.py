@@ -77,8 +77,7 @@ def fuse(model: Any, context: int) -> DecoderWeights:
     embedding, tied = inner.embed_tokens.weight, model.lm_head.weight is inner.embed_tokens.weight
     own = None if tied else zeros(embedding.shape, embedding.dtype).copy_(embedding.detach())
     cos, sin = _angles(inner.rotary_emb, context, head_dim)
-    _take(inner.embed_tokens)
-    return DecoderWeights(
+    weights = DecoderWeights(
         layers=tuple(
             _layer(layer, _window(layer.self_attn, model.config)) for layer in inner.layers
         ),
@@ -93,6 +92,9 @@ def fuse(model: Any, context: int) -> DecoderWeights:
         eps=inner.norm.variance_epsilon,
         scale=attention.scaling,
     )
+    for parameter in model.parameters():  # a single one would keep the whole file in memory
+        parameter.data = parameter.new_empty(0)
+    return weights
 
 
 def _layer(layer: Any, window: int) -> DecoderLayer:
@@ -147,7 +149,7 @@ def _biases(linears: tuple[nn.Linear, ...]) -> Tensor | None:
 
 
 def _floats(tensor: Tensor) -> Tensor:
-    return tensor.detach().float().contiguous()
+    return tensor.detach().float().clone()
 
 
 def _angles(rotary: Any, context: int, head_dim: int) -> tuple[Tensor, Tensor]:
