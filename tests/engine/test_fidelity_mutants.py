@@ -164,16 +164,11 @@ def differs(directory: Path, dtype: str, settings: Seq[str]) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(
-    ("kind", "seen"),
-    [(StrictLinear, False), (SkipsATile, True), (OneRowItsOwnWay, True), (SplitsK, True)],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_linear(
-    directory: Path, monkeypatch: Patch, dtype: str, kind: type[StrictLinear], seen: bool
-) -> None:
+@pytest.mark.parametrize("kind", [SkipsATile, OneRowItsOwnWay, SplitsK])
+def test_linear(directory: Path, monkeypatch: Patch, dtype: str, kind: type[StrictLinear]) -> None:
+    """Without a slip nothing is seen: `test_fidelity_axes` with stock modules."""
     runs_over(monkeypatch, kind)
-    assert differs(directory, dtype, ["alone", "company"]) == seen
+    assert differs(directory, dtype, ["alone", "company"])
 
 
 @pytest.mark.parametrize("kind", [SkipsATile, OneRowItsOwnWay, SplitsK])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.core import Engine
 from engine.observer import StepReport
@@ -71,6 +71,7 @@ class Company:
         self._rng = rng
         self._doomed = doomed
         self._live: set[str] = set()
+        self._submitted = 0
 
     def serve(self, requests: Seq[Request]) -> dict[str, Output]:
         """All of them, in the order given; outputs by id."""
@@ -79,9 +80,7 @@ class Company:
         wanted, idle = self._rng.randint(*self._batch), 0
         while waiting or self._live:
             while waiting and len(self._live) < wanted:
-                request = waiting.pop()
-                self._live.add(request.id)
-                self._engine.submit(request)
+                self._submit(waiting.pop())
             chunks = self._step()
             for chunk in chunks:
                 outputs[chunk.request_id].add(chunk)
@@ -92,6 +91,12 @@ class Company:
             idle = 0 if chunks else idle + 1
             assert idle < MOST_EMPTY, "nothing comes any more"
         return outputs
+
+    def _submit(self, request: Request) -> None:
+        """Who is asked later is later in line, whatever the order in other runs."""
+        self._submitted += 1
+        self._live.add(request.id)
+        self._engine.submit(replace(request, arrived=float(self._submitted)))
 
     def _step(self) -> list[TokenChunk]:
         victims = [i for i in sorted(self._doomed & self._live) if self._rng.random() < CANCEL]

@@ -14,6 +14,7 @@ from engine.core import Engine
 from engine.draft import DraftSource
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.row_cost import RowCosts
 from engine.types import FinishReason, Request, SpeculationParams
 from tests.fidelity.bits import watch
 from tests.fidelity.company import Company, Ticks
@@ -51,7 +52,8 @@ class Suite:
         self, config: EngineConfig, models: Models, requests: Seq[Request], seed: int
     ) -> None:
         self._config = replace(config, draft="none", max_draft_tokens=LONGEST_DRAFT)
-        self._models = models
+        # Drafts as if rows were free: many, and the same in each run.
+        self._models = replace(models, costs=RowCosts({1: 1.0, 65536: 1.0}))
         self.requests = requests
         self._seed = seed
         self._sampler = watch(models.target.paged)
