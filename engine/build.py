@@ -35,9 +35,9 @@ from engine.remembered import remembered
 from engine.row_cost import RowCosts, row_costs
 from engine.runner import ATTENTION, PagedModel, register_attention
 from engine.scheduler import Scheduler
-from engine.selfcheck import check_paged, probe_tokens, stock_logits
+from engine.selfcheck import LONGEST, check_paged, probe_tokens, stock_logits
 from engine.specs import parse_drafts
-from engine.strictness import difference
+from engine.strictness import ENOUGH_BLOCKS, difference
 from engine.text import Detokenizer
 from engine.types import ModelInfo, Request
 from kernels.ops import Ops, load_ops
@@ -211,8 +211,9 @@ def _pooled(loaded: LoadedModel, config: EngineConfig, num_blocks: int, vocab_si
     cache = KVCache.allocate(shape, num_blocks, config.block_size, device)
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
     expected = stock_logits(loaded.model, tokens.to(device))
-    context = _context(config, loaded)
-    network = make_network(loaded.model, cache, ops, context, strict)
+    # What starts with the engine looks at texts of its own, however short a context was asked for.
+    positions = max(_context(config, loaded), LONGEST)
+    network = make_network(loaded.model, cache, ops, positions, strict)
     paged = PagedModel(network, cache, config.block_size, vocab_size, ops)
     check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size)
     return Pooled(loaded, paged, ops, strict)
@@ -231,7 +232,7 @@ def _not_strict_because(config: EngineConfig, target: Pooled, blocks: int, diges
         return "there are no strict kernels for this device, or they were not built"
     found = remembered(
         config.cache_dir,
-        f"strict-{digest}",
+        f"strict-{digest}-{min(blocks, ENOUGH_BLOCKS)}",
         lambda: difference(target.paged, target.loaded.vocab_size, blocks, config.block_size),
     )
     return found and f"{target.loaded.architecture}: a row changes with {found}"
@@ -243,6 +244,7 @@ def _info(
     target, ops = pooled.loaded, pooled.ops
     facts = {
         "weights": target.weights_hash,
+        "config": hashlib.sha256((target.directory / "config.json").read_bytes()).hexdigest(),
         "dtype": str(target.model.dtype),
         "kv_dtype": str(_shape(target, config.kv_dtype).dtype),
         "device": str(target.model.device),

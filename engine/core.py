@@ -118,6 +118,9 @@ class Engine:
             poll()
             verdicts = verify(proposals, sampled)
             self._draft.observe(plan, proposals, verdicts)
+            for work in plan.work:
+                if work.seq.finish is not None:  # cancelled meanwhile, and just noted again
+                    self._draft.forget(work.seq.request.id)
             chunks = self.scheduler.commit(plan, proposals, verdicts, clock.now)
             clock.lap("commit")
             self._report(clock, plan, proposals, verdicts, chunks)

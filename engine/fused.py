@@ -113,8 +113,8 @@ def _layer(layer: Any, window: int) -> DecoderLayer:
 
 
 def _window(attention: Any, config: Any) -> int:
-    """Qwen says it per layer, Mistral for all; Llama has none."""
-    known = attention if hasattr(attention, "sliding_window") else config
+    """Qwen says it per layer, Mistral for all; Llama has none, whatever its config says."""
+    known = config if config.model_type == "mistral" else attention
     return getattr(known, "sliding_window", None) or 0
 
 

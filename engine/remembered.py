@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+MARK = "found: "  # an empty file, or half of one, says nothing
+
 
 def remembered(directory: str, name: str, find: Callable[[], str]) -> str:
     """What `find` said when `name` was first asked for. `directory` empty, or one that cannot be
@@ -14,13 +16,16 @@ def remembered(directory: str, name: str, find: Callable[[], str]) -> str:
         return find()
     path = Path(directory) / name
     try:
-        return path.read_text()
-    except OSError:
-        found = find()
+        kept = path.read_text()
+    except (OSError, ValueError):
+        kept = ""
+    if kept.startswith(MARK):
+        return kept.removeprefix(MARK)
+    found = find()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(found)
+        part.write_text(MARK + found)
         part.replace(path)
     except OSError:
         pass  # it will be found out again

@@ -28,6 +28,7 @@ CROWDS = {
     "neighbours that verify": (5, 5, 5),
     "a crowd": (1, 9, 40, 17, 3),
 }
+ENOUGH_BLOCKS = 16  # for all of them
 VERIFIED = 4  # rows that are computed again in company
 
 

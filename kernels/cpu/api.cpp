@@ -16,7 +16,7 @@ using namespace draftwire;
 
 namespace {
 
-constexpr int ABI = 2;  // cpu/library.py's; raise both with any change to what follows `extern "C"`
+constexpr int ABI = 3;  // cpu/library.py's; raise both with any change to what follows `extern "C"`
 
 template <class T>
 void write_rows(const void* k, const void* v, const Pool& pool, const int64_t* slots, int64_t rows,

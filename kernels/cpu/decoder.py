@@ -149,7 +149,8 @@ class Decoder:
         """
         rows, sampled = len(token_ids), len(logit_rows)
         if rows > self._room.rows or sampled > len(self._room.logits):
-            self._room = _Room.make(self._library, self._weights, rows, sampled, self._threads)
+            most = max(rows, self._room.rows), max(sampled, len(self._room.logits))
+            self._room = _Room.make(self._library, self._weights, *most, self._threads)
         batch = _Batch(
             *(t.data_ptr() for t in (token_ids, positions, slots, logit_rows)),
             *(t.data_ptr() for t in (block_tables, cu_query, context_lens)),

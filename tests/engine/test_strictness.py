@@ -14,14 +14,14 @@ from torch import Tensor
 from engine import build as building
 from engine.build import build
 from engine.errors import ModelError
-from engine.fused import fusable
+from engine.fused import fusable, fuse
 from engine.model_input import ModelInput
 from engine.network import make_network
 from engine.remembered import remembered
 from engine.row_cost import SIZES, RowCosts, row_costs
 from engine.runner import PagedModel, StockNetwork
-from engine.strictness import difference
-from engine.types import Feed
+from engine.strictness import CROWDS, ENOUGH_BLOCKS, LENGTH, difference
+from engine.types import Feed, SamplingParams
 from kernels.ops import load_ops
 from tests.engine.children import config_of, write_model
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, tiny
@@ -133,6 +133,54 @@ def test_what_cannot_be_kept_is_found_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for directory in ("", str(tmp_path / "file" / "below")):
         assert remembered(directory, "name", lambda: "found") == "found"
+
+
+@pytest.mark.parametrize("harm", [b"", b"found", b"\xff\xfe"])
+def test_half_a_memory_is_none(tmp_path: Path, harm: bytes) -> None:
+    (tmp_path / "name").write_bytes(harm)
+    assert remembered(str(tmp_path), "name", lambda: "looked again") == "looked again"
+    assert remembered(str(tmp_path), "name", lambda: "not looked") == "looked again"
+
+
+def test_a_pool_for_all_neighbours_is_told_from_a_tiny_one() -> None:
+    """What was found in a pool without room for them must not stand for one with it."""
+    lengths = (LENGTH, *CROWDS["a crowd"])
+    assert sum(-(-length // BLOCK) for length in lengths) <= ENOUGH_BLOCKS
+
+
+def test_a_window_in_the_config_of_a_llama_means_nothing() -> None:
+    model = tiny("llama")
+    model.config.sliding_window = 8
+    assert {layer.window for layer in fuse(model, 64).layers} == {0}
+    assert {layer.window for layer in fuse(tiny("mistral-window"), 64).layers} == {24}
+
+
+def test_a_short_context_is_no_obstacle(model: Path) -> None:
+    info = build(config_of(model, draft="none", max_context=8), time.monotonic).info
+    assert info.context_limit == 8
+    assert info.strict
+
+
+def test_an_edited_config_is_another_fingerprint(tmp_path: Path) -> None:
+    directory = write_model(tmp_path)
+    before = build(config_of(directory, draft="none"), time.monotonic).info.fingerprint
+    file = directory / "config.json"
+    file.write_text(file.read_text().replace("1e-06", "1e-05"))
+    after = build(config_of(directory, draft="none"), time.monotonic).info.fingerprint
+    assert before != after
+
+
+def test_room_only_grows() -> None:
+    inner = paged(tiny("llama"), BLOCKS)
+
+    def run(rows: int, sampled: int) -> int:
+        feed = Feed((5,) * rows, 0, range(BLOCKS), sampled, SamplingParams(0.0))
+        inner.run([feed])
+        return id(inner._network._decoder._room)  # type: ignore[attr-defined]
+
+    run(100, 1)
+    room = run(40, 40)
+    assert {run(100, 1), run(40, 40), run(100, 40)} == {room}
 
 
 class Priced:
