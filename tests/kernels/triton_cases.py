@@ -5,15 +5,35 @@ float32 and float16: the interpreter multiplies the bit patterns of bf16.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.runtime import interpreter
 
 from kernels.triton.paged_attention import TILE, paged_attention
 from tests.kernels.cases import Case, expected, make
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _dots_whose_rows_do_not_know_their_place() -> Iterator[None]:
+    """As on a device. The interpreter leaves them to numpy's matmul, and that to a BLAS, some of
+    which add up a row in another order at another place of a matrix.
+    """
+
+    def matmul(a: Any, b: Any, dtype: Any) -> Any:
+        products = a.astype(dtype)[..., :, :, None] * b.astype(dtype)[..., None, :, :]
+        return products.sum(axis=-2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "np", SimpleNamespace(**{**vars(np), "matmul": matmul}))
+        yield
 
 
 @st.composite
