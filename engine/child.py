@@ -40,11 +40,12 @@ def main(fd: int) -> int:
 
 
 def _serve(connection: Connection, config: EngineConfig) -> int:
-    from engine.build import build  # pulls in torch: after the signal handlers are in place
-
     inbox, ready, reports = Inbox(), threading.Event(), LastReport()
     reader = threading.Thread(target=_read, args=(connection, inbox, ready), daemon=True)
     reader.start()
+    # Brings in torch, for seconds: after all that must answer meanwhile, signals and a Stop.
+    from engine.build import build
+
     built = build(config, time.monotonic, reports)
     # Libraries and models stay; to look through them for garbage would stop a step for long.
     gc.collect()
