@@ -128,14 +128,14 @@ def _load(config: EngineConfig, directory: str) -> LoadedModel:
 def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
     """What `config.draft` names, each of them rested where it does not pay, and guarded."""
     target = models.target.loaded
+    cheap = models.costs.cheap_rows(config.draft_rows)
+    worth = models.costs.worth(min(config.max_draft_tokens, max(1, cheap - 1)))
     sources: list[DraftSource] = []
     for spec in parse_drafts(config.draft):
         source: DraftSource = NgramDraft()
         if spec.kind == "model":
             draft = models.drafts[spec.model]
             source = ModelDraft(draft.paged, config.max_step_rows, draft.loaded.context_limit)
-        cheap = models.costs.cheap_rows(config.draft_rows)
-        worth = models.costs.worth(min(config.max_draft_tokens, max(1, cheap - 1)))
         gated = GatedDraft(source, worth, REST if worth < DEAR else DEAR_REST)
         sources.append(GuardedDraft(gated, target.vocab_size))
     return sources
@@ -224,8 +224,7 @@ def _context(config: EngineConfig, loaded: LoadedModel) -> int:
 
 
 def _not_strict_because(config: EngineConfig, target: Pooled, blocks: int, digest: str) -> str:
-    """Empty if the same request has the same bytes in any company. Raises ModelError where that
-    was demanded and is not so."""
+    """Empty if the same request has the same bytes in any company."""
     if config.numerics == "fast":
         return "numerics are fast, as asked for"
     if not target.strict_network:

@@ -6,8 +6,9 @@ from functools import cache
 
 import pytest
 
-from kernels import build
+from kernels import build, reference
 from kernels.cpu.library import Library, load
+from kernels.ops import WriteKV
 
 NAMES = ("amx_emulated", "generic", "avx2", "avx512", "avx512bf16", "amx")
 
@@ -38,3 +39,13 @@ def library(request: pytest.FixtureRequest) -> Library:
     if request.param not in libraries():
         pytest.skip(f"no {request.param} here")
     return libraries()[request.param]
+
+
+@pytest.fixture(params=["reference", NAMES[0]])
+def write_kv(request: pytest.FixtureRequest) -> WriteKV:
+    """One instruction set is enough: this op does not depend on it."""
+    if request.param == "reference":
+        return reference.write_kv
+    if request.param not in libraries():
+        pytest.skip("not built")
+    return libraries()[request.param].write_kv

@@ -8,22 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
 from kernels.ops import WriteKV
-from tests.kernels.conftest import NAMES, libraries
 
 BLOCK = 16
 TINY = torch.finfo(torch.float32).tiny
-
-
-@pytest.fixture(params=["reference", NAMES[0]])
-def write_kv(request: pytest.FixtureRequest) -> WriteKV:
-    """One instruction set is enough: this op does not depend on it."""
-    if request.param == "reference":
-        return reference.write_kv
-    if request.param not in libraries():
-        pytest.skip("not built")
-    return libraries()[request.param].write_kv
 
 
 def written(write_kv: WriteKV, k: Tensor, v: Tensor, slots: Tensor) -> tuple[Tensor, ...]:

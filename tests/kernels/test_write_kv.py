@@ -7,22 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import reference
 from kernels.cpu.library import Library
 from kernels.ops import WriteKV
-from tests.kernels.conftest import NAMES, libraries
+from tests.kernels.conftest import libraries
 
 BLOCK = 16
-
-
-@pytest.fixture(params=["reference", NAMES[0]])
-def write_kv(request: pytest.FixtureRequest) -> WriteKV:
-    """One instruction set is enough: this op does not depend on it."""
-    if request.param == "reference":
-        return reference.write_kv
-    if request.param not in libraries():
-        pytest.skip("not built")
-    return libraries()[request.param].write_kv
 
 
 @settings(
