@@ -5,13 +5,15 @@
 // else is computed meanwhile. Threads share columns, never k.
 //
 // At few rows a step costs what it takes to read the weights, so they are read once, in order: for
-// each block of columns all groups of rows follow each other while the block is in cache (L1 or L2).
+// each block of columns all groups of rows follow each other while the block is in cache (L1 or L2),
+// and meanwhile the next blocks come from memory, a part of them with each group.
 // At many rows it costs the multiply-adds; tiles are as large as registers allow.
 #pragma once
 #include <cstdint>
 #include <cstring>
 
 #include "dense.h"
+#include "each.h"
 
 namespace draftwire {
 namespace {
@@ -38,47 +40,68 @@ struct Wide {
         return half ? seconds(pairs) : firsts(pairs);
     }
     static V weights(const float* rows, int half) { return load(rows + 16 * half); }
-    static V step(const V& w, const float* x, int half, const V& sum) {
-        return fma(splat(x[half]), w, sum);
-    }
+    using Weights = V;
+    static V input(const float* x, int half) { return splat(x[half]); }
+    static V step(const V& w, const V& x, const V& sum) { return fma(x, w, sum); }
 };
 
-constexpr int AHEAD = 1024;  // bytes of weights: what a core reads while it waits for memory
+// What a tile brings from memory while it multiplies: for every pair of inputs, `pace` bytes of each
+// of its blocks, from `lead` bytes after the block's first on.
+struct Ahead {
+    int64_t lead;
+    int pace;
+};
+
+constexpr int FAR = 4096, NEAR = 1024;  // bytes ahead: into L2, and from there into L1
 
 // The sums of R rows and N blocks: sums[n][r][16]. Not inlined: each is compiled once, whatever
 // becomes of the sums.
 template <class Dot, int R, int N>
 __attribute__((noinline)) void linear_tile(const Projection& p, const typename Dot::Input* x,
-                                           int64_t x_row, int block, float* sums) {
+                                           int64_t x_row, int block, Ahead ahead, float* sums) {
     using Weight = typename Dot::Weight;
-    const int64_t stride = int64_t(p.depth) * 16;
+    constexpr int LINES = int(sizeof(Weight)) / 2;  // of cache, for a pair of inputs
+    const int64_t stride = int64_t(p.depth) * 16, bytes = stride * int(sizeof(Weight));
     const Weight* w = static_cast<const Weight*>(p.weights) + block * stride;
     V sum[R][N];
-    for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n) sum[r][n] = splat(0.0f);
-    for (int k = 0; k < p.depth; k += 2) {
-        for (int n = 0; n < N; ++n) {
-            const Weight* pair = w + n * stride + k * 16;
-            const char* next = reinterpret_cast<const char*>(pair) + AHEAD;
-            for (int line = 0; line < 32 * int(sizeof(Weight)); line += 64)
-                __builtin_prefetch(next + line);
-            for (int half = 0; half < Dot::HALVES; ++half) {
-                auto weights = Dot::weights(pair, half);
-                for (int r = 0; r < R; ++r)
-                    sum[r][n] = Dot::step(weights, x + r * x_row + k, half, sum[r][n]);
-            }
-        }
-    }
-    for (int n = 0; n < N; ++n)
-        for (int r = 0; r < R; ++r) store(sums + (n * R + r) * 16, sum[r][n]);
+    each<R>([&](auto r) INLINE {
+        each<N>([&](auto n) INLINE { sum[INDEX(r)][INDEX(n)] = splat(0.0f); });
+    });
+    // Written out (each.h), and each input against all blocks at once: else GCC spills the sums.
+    const char* far = reinterpret_cast<const char*>(w) + ahead.lead;
+    for (int k = 0; k < p.depth; k += 2, far += ahead.pace)
+        each<Dot::HALVES>([&](auto half) INLINE {
+            typename Dot::Weights weights[N];
+            each<N>([&](auto n) INLINE {
+                const Weight* pair = w + INDEX(n) * stride + k * 16;
+                weights[INDEX(n)] = Dot::weights(pair, INDEX(half));
+                if (INDEX(half) < LINES) {
+                    const int64_t line = 64 * INDEX(half);
+                    __builtin_prefetch(far + INDEX(n) * bytes + line, 0, 2);
+                    __builtin_prefetch(reinterpret_cast<const char*>(pair) + NEAR + line);
+                }
+            });
+            each<R>([&](auto r) INLINE {
+                auto input = Dot::input(x + INDEX(r) * x_row + k, INDEX(half));
+                each<N>([&](auto n) INLINE {
+                    V& own = sum[INDEX(r)][INDEX(n)];
+                    own = Dot::step(weights[INDEX(n)], input, own);
+                });
+            });
+        });
+    each<N>([&](auto n) INLINE {
+        each<R>([&](auto r) INLINE {
+            store(sums + (INDEX(n) * R + INDEX(r)) * 16, sum[INDEX(r)][INDEX(n)]);
+        });
+    });
 }
 
 // The tile for `rows` <= R rows.
 template <class Dot, int R, int N>
 inline void rows_tile(const Projection& p, const typename Dot::Input* x, int64_t x_row, int rows,
-                      int block, float* sums) {
-    if (rows == R) return linear_tile<Dot, R, N>(p, x, x_row, block, sums);
-    if constexpr (R > 1) rows_tile<Dot, R - 1, N>(p, x, x_row, rows, block, sums);
+                      int block, Ahead ahead, float* sums) {
+    if (rows == R) return linear_tile<Dot, R, N>(p, x, x_row, block, ahead, sums);
+    if constexpr (R > 1) rows_tile<Dot, R - 1, N>(p, x, x_row, rows, block, ahead, sums);
 }
 
 // `blocks` of all rows, N blocks at a time, in groups of up to R rows of nearly the same size; the
@@ -87,12 +110,15 @@ template <class Dot, int R, int N, class Done>
 inline int linear_blocks(const Projection& p, const typename Dot::Input* x, int64_t x_row, int rows,
                          Columns blocks, const Done& done) {
     float sums[R * N * 16];
-    int groups = (rows + R - 1) / R;
+    const int groups = (rows + R - 1) / R, pair = 32 * int(sizeof(typename Dot::Weight));
+    const int64_t bytes = int64_t(p.depth) / 2 * pair;  // of a block
     int block = blocks.begin;
     for (; block + N <= blocks.end; block += N)
         for (int g = 0; g < groups; ++g) {
             int first = share(rows, g, groups), count = share(rows, g + 1, groups) - first;
-            rows_tile<Dot, R, N>(p, x + first * x_row, x_row, count, block, sums);
+            Ahead ahead = {FAR, pair};
+            if (groups > 1) ahead = {N * bytes + bytes * g / groups, pair / groups};
+            rows_tile<Dot, R, N>(p, x + first * x_row, x_row, count, block, ahead, sums);
             for (int n = 0; n < N; ++n)
                 for (int r = 0; r < count; ++r)
                     done(first + r, block + n, load(sums + (n * count + r) * 16));

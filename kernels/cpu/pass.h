@@ -42,16 +42,12 @@ inline void convert(const float* from, int n, To* to) {
     for (int i = 0; i < n; i += 16) store(to + i, load(from + i));
 }
 
+// x / (1 + e^-x), by e^-|x| alone: exp takes x <= 0.
 inline V silu(const V& x) {
-    float lanes[16], below[16];
-    store(lanes, x);
-    // exp takes x <= 0 alone: silu(x) = x / (1 + e^-x) = x e^x / (1 + e^x).
-    for (int i = 0; i < 16; ++i) below[i] = lanes[i] < 0 ? lanes[i] : -lanes[i];
-    float power[16];
-    store(power, exp(load(below)));
-    for (int i = 0; i < 16; ++i)
-        lanes[i] = lanes[i] < 0 ? lanes[i] * power[i] / (1.0f + power[i]) : lanes[i] / (1.0f + power[i]);
-    return load(lanes);
+    V zero = splat(0.0f), minus = zero - x;
+    V power = exp(zero - max(minus, x));
+    V above = max(zero, x), below = zero - max(zero, minus);  // one of them is zero
+    return fma(below, power, above) / (splat(1.0f) + power);
 }
 
 inline void rest(int turn) {

@@ -44,6 +44,7 @@ inline void store(uint16_t* p, V a) {
 inline V operator+(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 inline V operator-(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 inline V operator*(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline V operator/(V a, V b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
 inline V fma(V a, V b, V c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
@@ -94,11 +95,12 @@ inline V firsts(const uint16_t* pairs) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(p), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(p + 1), 16))};
 }
-inline V seconds(const uint16_t* pairs) {
+inline V seconds(const uint16_t* pairs) {  // a mask would take a register that sums need
+    auto high = [](__m256i x) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(x, 16), 16));
+    };
     auto* p = reinterpret_cast<const __m256i*>(pairs);
-    __m256i high = _mm256_set1_epi32(int(0xffff0000u));
-    return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(p), high)),
-            _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(p + 1), high))};
+    return {high(_mm256_loadu_si256(p)), high(_mm256_loadu_si256(p + 1))};
 }
 
 inline __m256 every_second(__m256 a, __m256 b, const int which) {

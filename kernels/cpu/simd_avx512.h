@@ -32,6 +32,7 @@ inline void store(uint16_t* p, V a) {  // round to nearest even
 inline V operator+(V a, V b) { return {_mm512_add_ps(a.x, b.x)}; }
 inline V operator-(V a, V b) { return {_mm512_sub_ps(a.x, b.x)}; }
 inline V operator*(V a, V b) { return {_mm512_mul_ps(a.x, b.x)}; }
+inline V operator/(V a, V b) { return {_mm512_div_ps(a.x, b.x)}; }
 inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
 // b where either is NaN.
 inline V max(V a, V b) { return {_mm512_max_ps(a.x, b.x)}; }
@@ -68,10 +69,14 @@ struct PairBF16 {
     using Input = uint16_t;
     static constexpr int HALVES = 1;
     static __m512i weights(const uint16_t* pairs, int) { return _mm512_loadu_si512(pairs); }
-    static V step(__m512i w, const uint16_t* x, int, V sum) {
+    using Weights = __m512i;
+    static __m512i input(const uint16_t* x, int) {
         int32_t two;
         std::memcpy(&two, x, sizeof two);
-        return {_mm512_dpbf16_ps(sum.x, (__m512bh)w, (__m512bh)_mm512_set1_epi32(two))};
+        return _mm512_set1_epi32(two);
+    }
+    static V step(__m512i w, __m512i x, V sum) {
+        return {_mm512_dpbf16_ps(sum.x, (__m512bh)w, (__m512bh)x)};
     }
 };
 #endif

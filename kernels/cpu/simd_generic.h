@@ -38,6 +38,7 @@ inline void store(uint16_t* p, const V& a) {
 inline V operator+(const V& a, const V& b) { V r; LANES r.x[i] = a.x[i] + b.x[i]; return r; }
 inline V operator-(const V& a, const V& b) { V r; LANES r.x[i] = a.x[i] - b.x[i]; return r; }
 inline V operator*(const V& a, const V& b) { V r; LANES r.x[i] = a.x[i] * b.x[i]; return r; }
+inline V operator/(const V& a, const V& b) { V r; LANES r.x[i] = a.x[i] / b.x[i]; return r; }
 inline V fma(const V& a, const V& b, const V& c) {
     V r;
     LANES r.x[i] = a.x[i] * b.x[i] + c.x[i];
