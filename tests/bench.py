@@ -15,6 +15,7 @@ from typing import Any
 
 COMMANDS = {
     "serving": "-m loadtest compare --own",
+    "bandwidth": "-m tests.bandwidth",
     "memory": "-m loadtest memory",
     "batching": "-m tests.batching --rounds 2",
     "prefix-cache": "-m tests.switchback prefix-cache --streams 32 --seconds 60",

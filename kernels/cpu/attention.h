@@ -49,21 +49,23 @@ struct AttentionTile {
         const float infinity = __builtin_inff();
         float* own = products.score + int64_t(r) * RANGE;
         auto* weights = products.weights(r);
+        auto seen = [&](const V& x, int i, float other) {
+            bool whole = i >= s.begin && i + BLOCK <= s.end;
+            return whole ? x : select(x, s.begin - i, s.end - i, other);
+        };
         V top = splat(-infinity);
         for (int i = s.begin / BLOCK * BLOCK; i < s.end; i += BLOCK) {
             V x = scores(own + i - base, i / BLOCK);
             store(own + i - base, x);
-            top = max(top, select(x, s.begin - i, s.end - i, -infinity));
+            top = max(top, seen(x, i, -infinity));
         }
         float highest = maximum(top);
         V all = splat(0.0f);
         for (int i = s.begin / BLOCK * BLOCK; i < s.end; i += BLOCK) {
-            V w = exp(load(own + i - base) - splat(highest));
-            w = select(w, s.begin - i, s.end - i, 0.0f);
+            V w = seen(exp(load(own + i - base) - splat(highest)), i, 0.0f);
             all = all + w;
             if constexpr (SCALED)
-                w = select(w * load(products.pages.value_scales(i / BLOCK)), s.begin - i,
-                           s.end - i, 0.0f);
+                w = seen(w * load(products.pages.value_scales(i / BLOCK)), i, 0.0f);
             store(weights + i - base, w);
         }
         row[r].range_max = highest;

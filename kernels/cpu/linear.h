@@ -46,10 +46,13 @@ struct Wide {
 };
 
 // What a tile brings from memory while it multiplies: for every pair of inputs, `pace` bytes of each
-// of its blocks, from `lead` bytes after the block's first on.
+// of its blocks, from `lead` bytes after the block's first on, and from input `turn` on `skip` bytes
+// further.
 struct Ahead {
     int64_t lead;
     int pace;
+    int turn;
+    int64_t skip;
 };
 
 constexpr int FAR = 4096, NEAR = 1024;  // bytes ahead: into L2, and from there into L1
@@ -69,26 +72,31 @@ __attribute__((noinline)) void linear_tile(const Projection& p, const typename D
     });
     // Written out (each.h), and each input against all blocks at once: else GCC spills the sums.
     const char* far = reinterpret_cast<const char*>(w) + ahead.lead;
-    for (int k = 0; k < p.depth; k += 2, far += ahead.pace)
-        each<Dot::HALVES>([&](auto half) INLINE {
-            typename Dot::Weights weights[N];
-            each<N>([&](auto n) INLINE {
-                const Weight* pair = w + INDEX(n) * stride + k * 16;
-                weights[INDEX(n)] = Dot::weights(pair, INDEX(half));
-                if (INDEX(half) < LINES) {
-                    const int64_t line = 64 * INDEX(half);
-                    __builtin_prefetch(far + INDEX(n) * bytes + line, 0, 2);
-                    __builtin_prefetch(reinterpret_cast<const char*>(pair) + NEAR + line);
-                }
-            });
-            each<R>([&](auto r) INLINE {
-                auto input = Dot::input(x + INDEX(r) * x_row + k, INDEX(half));
+    const int stops[] = {ahead.turn, p.depth};
+    int k = 0;
+    for (int stop : stops) {
+        for (; k < stop; k += 2, far += ahead.pace)
+            each<Dot::HALVES>([&](auto half) INLINE {
+                typename Dot::Weights weights[N];
                 each<N>([&](auto n) INLINE {
-                    V& own = sum[INDEX(r)][INDEX(n)];
-                    own = Dot::step(weights[INDEX(n)], input, own);
+                    const Weight* pair = w + INDEX(n) * stride + k * 16;
+                    weights[INDEX(n)] = Dot::weights(pair, INDEX(half));
+                    if (INDEX(half) < LINES) {
+                        const int64_t line = 64 * INDEX(half);
+                        __builtin_prefetch(far + INDEX(n) * bytes + line, 0, 2);
+                        __builtin_prefetch(reinterpret_cast<const char*>(pair) + NEAR + line);
+                    }
+                });
+                each<R>([&](auto r) INLINE {
+                    auto input = Dot::input(x + INDEX(r) * x_row + k, INDEX(half));
+                    each<N>([&](auto n) INLINE {
+                        V& own = sum[INDEX(r)][INDEX(n)];
+                        own = Dot::step(weights[INDEX(n)], input, own);
+                    });
                 });
             });
-        });
+        far += ahead.skip;
+    }
     each<N>([&](auto n) INLINE {
         each<R>([&](auto r) INLINE {
             store(sums + (INDEX(n) * R + INDEX(r)) * 16, sum[INDEX(r)][INDEX(n)]);
@@ -116,8 +124,10 @@ inline int linear_blocks(const Projection& p, const typename Dot::Input* x, int6
     for (; block + N <= blocks.end; block += N)
         for (int g = 0; g < groups; ++g) {
             int first = share(rows, g, groups), count = share(rows, g + 1, groups) - first;
-            Ahead ahead = {FAR, pair};
-            if (groups > 1) ahead = {N * bytes + bytes * g / groups, pair / groups};
+            // With one group the rest of the blocks, then where the next ones begin; with more, each
+            // group its part of the next.
+            Ahead ahead = {FAR, pair, p.depth - FAR / pair * 2, (N - 1) * bytes};
+            if (groups > 1) ahead = {N * bytes + bytes * g / groups, pair / groups, 0, 0};
             rows_tile<Dot, R, N>(p, x + first * x_row, x_row, count, block, ahead, sums);
             for (int n = 0; n < N; ++n)
                 for (int r = 0; r < count; ++r)

@@ -62,11 +62,11 @@ struct Lookahead {
         return block < next->blocks.end ? next : nullptr;
     }
 
-    // One of `parts` of the keys, or of the values, that are read a range after those of `block`, on
-    // their way into L2: scattered pages come at half the speed of a stream without it. Not into L1,
-    // which has too few miss buffers, and little at a time, between computing: a hint that finds a
-    // queue full is lost. (Without the asm, GCC takes this for a function that does nothing; inlined,
-    // it costs loops registers.)
+    // Of the keys, or of the values, that are read a range after those of `block`, one line in `parts`
+    // on its way into L2: scattered pages come at half the speed of a stream without it. Not into
+    // L1, which has too few miss buffers, and little at a time, between computing: a hint that finds
+    // a queue full is lost. (Without the asm, GCC takes this for a function that does nothing;
+    // inlined, it costs loops registers.)
     __attribute__((noinline)) void keys(int block, int part, int parts) const {
         asm volatile("");
         const Pages<T>* from = find(block);
@@ -82,9 +82,9 @@ struct Lookahead {
         if (part == 0 && from->v_scale) __builtin_prefetch(from->value_scales(block), 0, 2);
     }
     void fetch(const T* page, int part, int parts) const {
-        const int line = 64 / int(sizeof(T)), lines = dim * BLOCK / line;
-        for (int i = lines * part / parts; i < lines * (part + 1) / parts; ++i)
-            __builtin_prefetch(page + i * line, 0, 2);
+        const int line = 64 / int(sizeof(T));
+        for (int i = part * line; i < dim * BLOCK; i += parts * line)
+            __builtin_prefetch(page + i, 0, 2);
     }
 };
 

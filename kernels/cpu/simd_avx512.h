@@ -21,6 +21,10 @@ inline V load(const uint16_t* p) {
 }
 inline void store(float* p, V a) { _mm512_storeu_ps(p, a.x); }
 inline void store(uint16_t* p, V a) {  // round to nearest even
+#ifdef __AVX512BF16__
+    // What is too small for a normal number becomes zero, as it is to the instruction for products.
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.x));
+#else
     __m512i bits = _mm512_castps_si512(a.x);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i even = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -28,6 +32,7 @@ inline void store(uint16_t* p, V a) {  // round to nearest even
     even = _mm512_mask_mov_epi32(even, nan, _mm512_set1_epi32(0x7fc00000));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(even, 16)));
+#endif
 }
 inline V operator+(V a, V b) { return {_mm512_add_ps(a.x, b.x)}; }
 inline V operator-(V a, V b) { return {_mm512_sub_ps(a.x, b.x)}; }
