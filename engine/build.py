@@ -27,6 +27,7 @@ from engine.errors import ConfigError, ModelError
 from engine.fused import FAMILIES
 from engine.kv_cache import KVCache, KVShape, blocks_that_fit
 from engine.loader import LoadedModel, check_same_vocabulary, load, resolve_device
+from engine.logits import logit_rules
 from engine.network import make_network
 from engine.observer import EngineObserver
 from engine.policy import ClassArrival
@@ -38,8 +39,8 @@ from engine.scheduler import Scheduler
 from engine.selfcheck import LONGEST, check_paged, probe_tokens, stock_logits
 from engine.specs import parse_drafts
 from engine.strictness import ENOUGH_BLOCKS, difference
-from engine.text import Detokenizer
-from engine.types import ModelInfo, Request
+from engine.text import Detokenizer, StopStrings
+from engine.types import LogitRules, ModelInfo, Request
 from kernels.ops import Ops, load_ops
 from kernels.reference import SAMPLER_VERSION
 
@@ -159,7 +160,10 @@ def assemble(
     pool = BlockPool(num_blocks, config.block_size)
 
     def texts(request: Request) -> Detokenizer:
-        return Detokenizer(target.tokenizer, request.prompt, request.stopping.strings)
+        stopping, output = request.stopping, request.output
+        stops = StopStrings(stopping.strings, output.include_stop)
+        least, keep = stopping.min_tokens, output.keep_special_tokens
+        return Detokenizer(target.tokenizer, request.prompt, stops, least, keep)
 
     def copy_blocks(pairs: Seq[tuple[int, int]]) -> None:
         for model in (models.target, *models.drafts.values()):
@@ -169,7 +173,13 @@ def assemble(
         PrefixCache(pool, secrets.token_bytes(32)) if config.prefix_cache else NoPrefixCache()
     )
     drafting = replace(config, draft_rows=models.costs.cheap_rows(config.draft_rows))
-    scheduler = Scheduler(drafting, pool, prefixes, ClassArrival(), texts, info.context_limit)
+
+    def rules(request: Request) -> LogitRules | None:
+        return logit_rules(request, info.vocab_size)
+
+    scheduler = Scheduler(
+        drafting, pool, prefixes, ClassArrival(), texts, info.context_limit, rules
+    )
     target_model, draft = models.target.paged, Composite(sources)
     return Built(Engine(scheduler, target_model, draft, copy_blocks, clock, observer), info)
 

@@ -171,7 +171,7 @@ def _feed(work: Work, proposal: Proposal) -> Feed:
     seq = work.seq
     tokens = tuple(seq.tokens[work.start : work.start + work.count]) + proposal.tokens
     sample = 1 + len(proposal.tokens) if work.samples else 0
-    return Feed(tokens, work.start, seq.table.ids, sample, seq.request.sampling)
+    return Feed(tokens, work.start, seq.table.ids, sample, seq.request.sampling, seq.rules)
 
 
 def _cause(error: Exception) -> str:

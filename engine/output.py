@@ -20,9 +20,9 @@ def append_tokens(
     for token in tokens:
         seq.tokens.append(token)
         if token in stopping.stop_ids:
-            finish = Finish(FinishReason.STOP, matched=token)
+            finish = _ending(seq, token, pieces, Finish(FinishReason.STOP, matched=token))
         elif token in stopping.eos_ids:
-            finish = Finish(FinishReason.EOS)
+            finish = _ending(seq, token, pieces, Finish(FinishReason.EOS))
         else:
             finish = _push(seq, token, pieces)
             if finish is None and len(seq.tokens) >= last:
@@ -30,6 +30,12 @@ def append_tokens(
         if finish is not None:
             break
     return "".join(pieces), finish
+
+
+def _ending(seq: Sequence, token: int, pieces: list[str], finish: Finish) -> Finish:
+    """The text of a token that ends the output, if it is asked for. It may complete a stop string,
+    too, and is then cut like any other."""
+    return (seq.request.output.include_stop and _push(seq, token, pieces)) or finish
 
 
 def _push(seq: Sequence, token: int, pieces: list[str]) -> Finish | None:

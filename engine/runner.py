@@ -129,7 +129,9 @@ class PagedModel:
             return [() for _ in feeds]
         with torch.inference_mode():
             batch = ModelInput.build(full, self._block_size, self._device)
-            drawn = iter(self._draw(batch, self.logits(batch)))
+            logits = self.logits(batch)
+            _process(full, logits)
+            drawn = iter(self._draw(batch, logits))
         return [tuple(next(drawn) for _ in range(f.sample)) for f in feeds]
 
     def logits(self, batch: ModelInput) -> Tensor:
@@ -145,3 +147,13 @@ class PagedModel:
         )
         tokens: list[int] = ids.tolist()
         return tokens
+
+
+def _process(feeds: Seq[Feed], logits: Tensor) -> None:
+    """Change the rows of the feeds that have rules."""
+    row = 0
+    for feed in feeds:
+        if feed.rules is not None and feed.sample:
+            drafts = feed.tokens[len(feed.tokens) - feed.sample + 1 :]
+            feed.rules.apply(logits[row : row + feed.sample], drafts)
+        row += feed.sample

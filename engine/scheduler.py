@@ -26,6 +26,7 @@ from engine.rows import share_rows
 from engine.types import (
     Finish,
     FinishReason,
+    LogitRules,
     Proposal,
     Request,
     Sequence,
@@ -40,7 +41,8 @@ from engine.types import (
 class Scheduler:
     """Holds every live sequence: waiting in the policy's order, or running.
 
-    `texts` makes the text stream of a request. `context_limit` bounds prompt plus output.
+    `texts` makes the text stream of a request, `rules` what changes its logits (None: nothing
+    does). `context_limit` bounds prompt plus output.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class Scheduler:
         policy: Policy,
         texts: Callable[[Request], TextStream],
         context_limit: int,
+        rules: Callable[[Request], LogitRules | None] = lambda request: None,
     ) -> None:
+        self._rules = rules
         self._config = config
         self._prefixes = prefixes
         self._policy = policy
@@ -78,7 +82,8 @@ class Scheduler:
                 f"{most} tokens can never fit the KV pool of "
                 f"{self.pool.num_blocks * self.pool.block_size} tokens"
             )
-        seq = Sequence(request, list(request.prompt), self.pool.table(), self._texts(request))
+        text, rules = self._texts(request), self._rules(request)
+        seq = Sequence(request, list(request.prompt), self.pool.table(), text, rules)
         self._live[request.id] = seq
         self._deadlines.add(request.id, request.deadline)
         self._wait(seq)
@@ -272,6 +277,8 @@ class Scheduler:
         before = seq.generated
         tokens = (*proposal.tokens[: verdict.accepted], verdict.next_token)
         result = append_tokens(seq, tokens, self._context_limit)
+        if seq.rules is not None:
+            seq.rules.advance(seq.tokens[len(seq.request.prompt) + before :])
         count_drafts(seq, proposal, verdict, seq.generated - before)
         return result
 

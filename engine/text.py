@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from tokenizers import Tokenizer
@@ -17,11 +18,12 @@ class StopStrings:
     """Finds stop strings wherever they fall and holds back what may become one.
 
     The result is that of adding one character at a time: the stop that completes first wins,
-    the first in the list among those that complete together.
+    the first in the list among those that complete together. It is left out unless `include`.
     """
 
-    def __init__(self, stops: Seq[str]) -> None:
+    def __init__(self, stops: Seq[str], include: bool = False) -> None:
         self._stops = stops
+        self._include = include
         self._longest = max(map(len, stops), default=0)
         self._firsts = frozenset(s[0] for s in stops if s)
         self._held = ""
@@ -36,7 +38,7 @@ class StopStrings:
             end, which = min(hits)
             stop = self._stops[which]
             self._held = ""
-            return pending[: end - len(stop)], stop
+            return pending[: end if self._include else end - len(stop)], stop
         keep = self._open_tail(pending)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], None
@@ -60,19 +62,39 @@ class Detokenizer:
     complete; if the output ends inside one, `flush` gives them so. What was given is never taken
     back: decoders with byte fallback turn a run of byte tokens into U+FFFD as a whole if it is not
     UTF-8, here only what follows the last whole character becomes U+FFFD.
+
+    In the first `unwatched` tokens no stop string is looked for. `keep_special`: special tokens
+    have a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Seq[int], stops: Seq[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Seq[int],
+        stops: StopStrings,
+        unwatched: int = 0,
+        keep_special: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._unwatched = unwatched
+        self._skip_special = not keep_special
         # A decoder over plain bytes needs no context; others treat the first id unlike the rest.
         self._plain = isinstance(tokenizer.decoder, ByteLevel)
         # Decoded again with each token: ids whose text was given, then those still open.
-        self._settled = [] if self._plain else _context(tokenizer, prompt)
+        self._settled = [] if self._plain else _context(self._decode_ids, prompt)
         self._open: list[int] = []
         self._given = self._decode()
-        self._stops = StopStrings(stops)
+        self._stops = stops
 
     def push(self, token: int) -> tuple[str, str | None]:
+        piece = self._piece(token)
+        self._unwatched -= 1
+        if not piece or self._unwatched > 0:
+            return piece, None
+        return self._stops.push(piece)
+
+    def _piece(self, token: int) -> str:
+        """Text that became final."""
         self._open.append(token)
         text = self._decode()
         if not text.startswith(self._given):
@@ -86,23 +108,27 @@ class Detokenizer:
             self._given = self._decode()
         elif self._given and not held:
             self._open = []  # a special token: no text, and so no use to what comes after it
-        return self._stops.push(piece) if piece else ("", None)
+        return piece
 
     def flush(self) -> str:
         tail, stop = self._stops.push(self._decode()[len(self._given) :])
         return tail if stop else tail + self._stops.flush()
 
     def _decode(self) -> str:
-        ids = self._settled + self._open
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True)) if ids else ""
+        return self._decode_ids(self._settled + self._open)
+
+    def _decode_ids(self, ids: list[int]) -> str:
+        return (
+            str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)) if ids else ""
+        )
 
 
-def _context(tokenizer: Tokenizer, prompt: Seq[int]) -> list[int]:
+def _context(decode: Callable[[list[int]], str], prompt: Seq[int]) -> list[int]:
     """The end of the prompt: so much that it has a text (a special token has none) and begins
     with a whole character."""
     for n in range(1, min(len(prompt), MOST_CONTEXT) + 1):
         tail = list(prompt[-n:])
-        text = tokenizer.decode(tail, skip_special_tokens=True)
+        text = decode(tail)
         if text and not text.startswith(UNFINISHED):
             return tail
     return []

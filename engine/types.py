@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class FinishReason(StrEnum):
@@ -29,8 +29,29 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LogitParams:
+    """How logits are changed before a token is drawn from them (`engine.logits` has the order).
+
+    `repetition_penalty` divides what speaks for a token of the prompt or the output, or multiplies
+    what speaks against it; the other two are subtracted for tokens of the output, once or by
+    count. `bias` is added. Of `allowed` (None: all) without `banned` one is drawn; no output
+    contains one of `bad_words`. `typical_p` 1 keeps all.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] | None = None
+    banned: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    typical_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is drawn. Applied in the order temperature, top-k, top-p, min-p, one draw.
+    """How a token is drawn. Applied in the order `logits`, temperature, top-k, top-p, min-p, one
+    draw.
 
     `temperature` 0 is greedy (lowest id wins ties); `top_k` 0, `top_p` 1 and `min_p` 0 keep all.
     """
@@ -40,6 +61,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    logits: LogitParams = LogitParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +69,24 @@ class StopParams:
     """When the output ends. Per token: stop id or EOS, stop string, `max_tokens`, context.
 
     `max_tokens` 0 is a prefill-only request: the prompt is computed and nothing is generated.
-    `eos_ids` are the model's end-of-sequence ids, empty under `ignore_eos`.
+    `eos_ids` are the model's end-of-sequence ids, empty under `ignore_eos`. Before `min_tokens`
+    nothing but the limits ends it: neither kind of id is drawn, and stop strings are text.
     """
 
     max_tokens: int
     stop_ids: frozenset[int] = frozenset()
     eos_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParams:
+    """What of the output is delivered. `include_stop`: the stop string, or the text of the stop or
+    end-of-sequence token, too. `keep_special_tokens`: their text is part of the text."""
+
+    include_stop: bool = False
+    keep_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +113,7 @@ class Request:
     stopping: StopParams
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
+    output: OutputParams = OutputParams()
     tenant: str = "default"
     cache_salt: str = ""
     priority: int = 1
@@ -161,6 +195,20 @@ class TextStream(Protocol):
         ...
 
 
+class LogitRules(Protocol):
+    """What a sequence's parameters do to its logits, row by row; knows the tokens so far."""
+
+    def apply(self, logits: Any, drafts: Seq[int]) -> None:
+        """Change `logits` (1 + len(drafts), vocabulary) float32 in place. Row 0 is drawn after the
+        tokens so far, row j after these and `drafts[:j]`. What was set up is as before afterwards.
+        """
+        ...
+
+    def advance(self, tokens: Seq[int]) -> None:
+        """`tokens` have become part of the output."""
+        ...
+
+
 @dataclass(slots=True)
 class BlockTable:
     """The physical blocks of one sequence, in order. Target and draft pools share the ids."""
@@ -188,6 +236,7 @@ class Sequence:
     tokens: list[int]
     table: BlockTable
     text: TextStream
+    rules: LogitRules | None = None  # None: logits are drawn from as they are
     computed: int = 0
     drafted: int = 0
     finish: Finish | None = None
@@ -287,7 +336,8 @@ class Feed:
 
     Feeds `tokens` at absolute positions `start...`, K/V written through `blocks`. The last
     `sample` rows each yield a token: the row of position p yields the one for position p + 1,
-    drawn with the noise of that position.
+    drawn with the noise of that position, from logits that `rules` has changed: all but the first
+    of these rows are of drafts.
     """
 
     tokens: tuple[int, ...]
@@ -295,6 +345,7 @@ class Feed:
     blocks: Seq[int]
     sample: int
     sampling: SamplingParams
+    rules: LogitRules | None = None
 
 
 class Model(Protocol):

@@ -39,4 +39,4 @@ def _verdict(drafts: tuple[int, ...], sampled: tuple[int, ...] | str) -> Verdict
     if accepted:
         # What was right before the bad row is delivered, as it would be without drafts.
         return Verdict(accepted - 1, drafts[accepted - 1])
-    return Verdict(error="the model's logits are not numbers")
+    return Verdict(error="no token can be drawn: logits are not numbers, or all are ruled out")

@@ -8,10 +8,13 @@ mean the defaults written in the proto file, never zero by accident.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from engine.types import (
+    LogitParams,
     ModelInfo,
+    OutputParams,
     Request,
     SamplingParams,
     SpeculationParams,
@@ -24,6 +27,10 @@ DEFAULT_MAX_TOKENS = 256
 # The noise of sampling cannot change an order of logits at a temperature below this: it is 0.
 LEAST_TEMPERATURE = 1e-6
 MAX_STOP_IDS = 1024
+MAX_BIASES = 4096
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD = 256
+MOST_REPETITION, MOST_PENALTY, MOST_BIAS = 10.0, 2.0, 100.0
 MAX_SOURCES = 32
 MAX_SALT = 256
 MAX_TIMEOUT_S = 315_576_000_000
@@ -55,6 +62,13 @@ class Parsed:
     prefill_only: bool
     cache_salt: str
     seeded: bool
+    bad_words: tuple[str, ...]
+    output: OutputParams
+
+    def with_bad_words(self, words: tuple[tuple[int, ...], ...]) -> Parsed:
+        """The same with bad words as tokens."""
+        logits = replace(self.sampling.logits, bad_words=words)
+        return replace(self, sampling=replace(self.sampling, logits=logits))
 
     def request(
         self, request_id: str, prompt: tuple[int, ...], info: ModelInfo, arrived: float, tenant: str
@@ -67,6 +81,7 @@ class Parsed:
             stopping=replace(self.stopping, max_tokens=max_tokens),
             sampling=self.sampling,
             speculation=self.speculation,
+            output=self.output,
             tenant=tenant,
             cache_salt=self.cache_salt,
             priority=self.priority,
@@ -92,10 +107,16 @@ class Parsed:
                     f"{len(prompt)} prompt tokens + {wanted} do not fit "
                     f"{_capacity(info, len(prompt) + wanted)}",
                 )
+                least = self.stopping.min_tokens
+                most = room if self.max_tokens is None else wanted
+                found.need(
+                    least <= most, "stopping.min_tokens", f"{least} are more than the most, {most}"
+                )
         found.refuse_if_any()
         if self.prefill_only:
             return 0
-        return min(DEFAULT_MAX_TOKENS, room) if self.max_tokens is None else self.max_tokens
+        default = max(DEFAULT_MAX_TOKENS, self.stopping.min_tokens)
+        return min(default, room) if self.max_tokens is None else self.max_tokens
 
 
 def _capacity(info: ModelInfo, needed: int) -> str:
@@ -118,7 +139,7 @@ def parse(
         root=root,
         prompt=prompt,
         prompt_field=prompt_field,
-        sampling=_sampling(params.sampling, seed, found),
+        sampling=_sampling(params.sampling, seed, info, found),
         stopping=_stopping(params.stopping, info, limits, found),
         max_tokens=_max_tokens(params, found),
         speculation=_speculation(params.speculation, info, found),
@@ -127,6 +148,8 @@ def parse(
         prefill_only=params.prefill_only,
         cache_salt=_cache_salt(params.cache_salt, found),
         seeded=params.sampling.HasField("seed"),
+        bad_words=_bad_words(params.sampling, found),
+        output=OutputParams(params.stopping.include_stop, params.output.keep_special_tokens),
     )
     found.refuse_if_any()
     return parsed
@@ -155,7 +178,9 @@ def _prompt(
             return "prompt", ""
 
 
-def _sampling(sampling: pb.Sampling, seed: int, found: Violations) -> SamplingParams:
+def _sampling(
+    sampling: pb.Sampling, seed: int, info: ModelInfo, found: Violations
+) -> SamplingParams:
     default = SamplingParams()
     temperature = sampling.temperature if sampling.HasField("temperature") else default.temperature
     top_k = sampling.top_k if sampling.HasField("top_k") else default.top_k
@@ -176,7 +201,99 @@ def _sampling(sampling: pb.Sampling, seed: int, found: Violations) -> SamplingPa
         top_p=top_p,
         min_p=min_p,
         seed=sampling.seed if sampling.HasField("seed") else seed,
+        logits=_logits(sampling, info, found),
     )
+
+
+def _logits(sampling: pb.Sampling, info: ModelInfo, found: Violations) -> LogitParams:
+    """Everything but bad words, which are yet to be tokenized."""
+    default = LogitParams()
+    repetition, typical = default.repetition_penalty, default.typical_p
+    if sampling.HasField("repetition_penalty"):
+        repetition = sampling.repetition_penalty
+    if sampling.HasField("typical_p"):
+        typical = sampling.typical_p
+    # Written so that NaN fails.
+    found.need(
+        0 < repetition <= MOST_REPETITION,
+        "sampling.repetition_penalty",
+        f"must be in (0, {MOST_REPETITION:g}], got {repetition}",
+    )
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, name)
+        found.need(
+            -MOST_PENALTY <= value <= MOST_PENALTY,
+            f"sampling.{name}",
+            f"must be in [-{MOST_PENALTY:g}, {MOST_PENALTY:g}], got {value}",
+        )
+    found.need(0 < typical <= 1, "sampling.typical_p", f"must be in (0, 1], got {typical}")
+    allowed = None
+    if sampling.HasField("allowed_token_ids"):
+        allowed = _ids(
+            sampling.allowed_token_ids.ids, "sampling.allowed_token_ids.ids", info, found
+        )
+        found.need(len(allowed) > 0, "sampling.allowed_token_ids.ids", "must not be empty")
+    banned = _ids(sampling.banned_token_ids, "sampling.banned_token_ids", info, found)
+    left = info.vocab_size - len(banned) if allowed is None else len(set(allowed) - set(banned))
+    if allowed is None or allowed:
+        found.need(left > 0, "sampling.banned_token_ids", "leave no token to choose")
+    return LogitParams(
+        repetition_penalty=repetition,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        bias=_bias(sampling, info, found),
+        allowed=allowed,
+        banned=banned,
+        typical_p=typical,
+    )
+
+
+def _ids(ids: Seq[int], field: str, info: ModelInfo, found: Violations) -> tuple[int, ...]:
+    """Each once, in order; no more than the vocabulary has."""
+    if found.need(
+        len(ids) <= info.vocab_size, field, f"{len(ids)} ids are more than the vocabulary has"
+    ):
+        check_ids(ids, field, info, found)
+        return tuple(sorted(set(ids)))
+    return ()
+
+
+def _bias(
+    sampling: pb.Sampling, info: ModelInfo, found: Violations
+) -> tuple[tuple[int, float], ...]:
+    field, bias = "sampling.logit_bias", sampling.logit_bias
+    if not found.need(
+        len(bias) <= MAX_BIASES, field, f"{len(bias)} entries are over the limit of {MAX_BIASES}"
+    ):
+        return ()
+    for token, value in sorted(bias.items()):
+        entry = f"{field}[{token}]"
+        found.need(0 <= token < info.vocab_size, entry, "is not a token of the vocabulary")
+        found.need(
+            -MOST_BIAS <= value <= MOST_BIAS,
+            entry,
+            f"must be in [-{MOST_BIAS:g}, {MOST_BIAS:g}], got {value}",
+        )
+    return tuple(sorted(bias.items()))
+
+
+def _bad_words(sampling: pb.Sampling, found: Violations) -> tuple[str, ...]:
+    words = sampling.bad_words
+    if not found.need(
+        len(words) <= MAX_BAD_WORDS,
+        "sampling.bad_words",
+        f"{len(words)} words are over the limit of {MAX_BAD_WORDS}",
+    ):
+        return ()
+    for index, word in enumerate(words):
+        field = f"sampling.bad_words[{index}]"
+        found.need(bool(word.strip()), field, "must not be empty")
+        found.need(
+            len(word) <= MAX_BAD_WORD,
+            field,
+            f"{len(word)} characters are over the limit of {MAX_BAD_WORD}",
+        )
+    return tuple(words)
 
 
 def _max_tokens(params: pb.GenerationParams, found: Violations) -> int | None:
@@ -215,11 +332,14 @@ def _stopping(
         f"{len(ids)} ids are over the limit of {MAX_STOP_IDS}",
     ):
         check_ids(ids, "stopping.stop_token_ids", info, found)
+    least = stopping.min_tokens
+    found.need(least >= 0, "stopping.min_tokens", f"must be >= 0, got {least}")
     return StopParams(
         max_tokens=0,
         stop_ids=frozenset(ids[:MAX_STOP_IDS]),
         eos_ids=frozenset() if stopping.ignore_eos else frozenset(info.eos_ids),
         strings=tuple(stopping.stop[: limits.max_stop_strings]),
+        min_tokens=least,
     )
 
 

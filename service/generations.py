@@ -149,6 +149,8 @@ class Generations:
         parsed = parse(params, root, model.info, self._limits, codec.chat, self._seeds())
         record.parsed(parsed)
         prompt = await _encode(parsed, model)
+        if parsed.bad_words:
+            parsed = parsed.with_bad_words(await codec.encode_words(parsed.bad_words))
         request = parsed.request(record.id, prompt, model.info, arrived, caller.tenant)
         request = _within(request, caller.deadline, self._clock())
         return self._submit(request, mailbox, record)

@@ -150,11 +150,13 @@ def phases(finish: Finish) -> list[tuple[str, float, float]]:
 
 
 def _sampling_attributes(parsed: Parsed) -> dict[str, AttributeValue]:
-    sampling = parsed.sampling
+    sampling, logits = parsed.sampling, parsed.sampling.logits
     return {
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_k": sampling.top_k,
         "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.presence_penalty": logits.presence_penalty,
+        "gen_ai.request.frequency_penalty": logits.frequency_penalty,
         "draftwire.request.min_p": sampling.min_p,
         "draftwire.request.seeded": parsed.seeded,
         "draftwire.priority": parsed.priority,

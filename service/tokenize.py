@@ -41,6 +41,16 @@ class TextCodec:
         """Ids of a plain prompt, with the special tokens that the tokenizer adds."""
         return await self._run(len(text), lambda: self._encode(text, special=True))
 
+    async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids of each word as it is, and after a space; each once, without special tokens."""
+        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            return tuple(dict.fromkeys(tuple(e.ids) for e in encodings if e.ids))
+
+        return await self._run(sum(map(len, texts)), work)
+
     async def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Ids of a conversation up to the assistant's next turn. Raises ChatError."""
         template = self._template

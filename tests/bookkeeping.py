@@ -39,7 +39,7 @@ from engine.model_input import ModelInput
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.scheduler import Scheduler
-from engine.text import Detokenizer
+from engine.text import Detokenizer, StopStrings
 from engine.types import Feed, Request, SamplingParams, StopParams
 
 ROOT = Path(__file__).parent.parent
@@ -86,7 +86,9 @@ class Bench:
             pool,
             prefixes,
             ClassArrival(),
-            lambda request: Detokenizer(tokenizer, request.prompt, request.stopping.strings),
+            lambda request: Detokenizer(
+                tokenizer, request.prompt, StopStrings(request.stopping.strings)
+            ),
             8192,
         )
         ngram = GuardedDraft(GatedDraft(NgramDraft(), 0.06, 8), 49152)

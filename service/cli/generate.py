@@ -18,7 +18,7 @@ from service.cli import session
 from service.cli.channel import connect
 from service.cli.errors import describe, enum_name, from_rpc_error
 from service.cli.health import wait_serving
-from service.cli.request import build_params
+from service.cli.request import build_params, parse_bias
 from service.pb import draftwire_pb2 as pb
 
 INTERRUPTED = 130
@@ -43,9 +43,34 @@ def generate(
     min_p: Annotated[
         float | None, typer.Option(help="Drop tokens less likely than this times the best.")
     ] = None,
+    typical_p: Annotated[
+        float | None, typer.Option(help="Keep this much of what surprises as expected.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens seen before are less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Above 0: tokens of the output are less likely.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="The same, for each time that they are in it.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID:V", help="Add V to the logit of a token (repeatable)."),
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None, typer.Option(metavar="STR", help="Never generate this (repeatable).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same request, same seed, same output.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="STR", help="End before this text (repeatable).")
+    ] = None,
+    include_stop: Annotated[
+        bool, typer.Option("--include-stop", help="Print the stop string, too.")
+    ] = False,
+    min_tokens: Annotated[
+        int | None, typer.Option(help="Do not end the output before so many tokens.")
     ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")
@@ -88,9 +113,17 @@ def generate(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            typical_p=typical_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=parse_bias(logit_bias or ()),
+            bad_words=bad_word or (),
             seed=seed,
             stop=stop or (),
+            include_stop=include_stop,
             ignore_eos=ignore_eos,
+            min_tokens=min_tokens,
             priority=priority,
             timeout=timeout,
             no_speculation=no_speculation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -22,9 +22,17 @@ def build_params(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    typical_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    bad_words: Iterable[str] = (),
     seed: int | None = None,
     stop: Iterable[str] = (),
+    include_stop: bool = False,
     ignore_eos: bool = False,
+    min_tokens: int | None = None,
     priority: str | None = None,
     timeout: float | None = None,
     no_speculation: bool = False,
@@ -38,10 +46,28 @@ def build_params(
     """
     params = pb.GenerationParams(
         sampling=_unless_empty(
-            pb.Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+            pb.Sampling(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                typical_p=typical_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                logit_bias=logit_bias,
+                bad_words=bad_words,
+                seed=seed,
+            )
         ),
         stopping=_unless_empty(
-            pb.Stopping(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+            pb.Stopping(
+                max_tokens=max_tokens,
+                stop=stop,
+                include_stop=include_stop,
+                ignore_eos=ignore_eos,
+                min_tokens=min_tokens,
+            )
         ),
         speculation=_unless_empty(
             pb.Speculation(
@@ -67,3 +93,15 @@ def _duration(seconds: float) -> Duration:
 
 def _unless_empty(message: M) -> M | None:
     return message if message.ByteSize() else None
+
+
+def parse_bias(entries: Iterable[str]) -> dict[int, float]:
+    """`ID:VALUE` each. Raises ValueError."""
+    bias: dict[int, float] = {}
+    for entry in entries:
+        token, _, value = entry.partition(":")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError as error:
+            raise ValueError(f"{entry!r} is not ID:VALUE") from error
+    return bias

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.text import Detokenizer
+from engine.text import Detokenizer, StopStrings
 from tests.engine.vocabularies import CORPUS, END, KINDS, byte_fallback, byte_level, encode
 
 BAD = "\ufffd"
@@ -17,7 +17,7 @@ BAD = "\ufffd"
 
 def stream(tokenizer: Tokenizer, prompt: Seq[int], ids: Seq[int]) -> tuple[list[str], str]:
     """Pieces by token, and what `flush` adds."""
-    detokenizer = Detokenizer(tokenizer, prompt, ())
+    detokenizer = Detokenizer(tokenizer, prompt, StopStrings(()))
     pushed = [detokenizer.push(i) for i in ids]
     assert all(stop is None for _, stop in pushed)
     return [piece for piece, _ in pushed], detokenizer.flush()
@@ -171,7 +171,7 @@ def test_a_prompt_that_ends_in_byte_tokens_leaves_the_output_whole() -> None:
 def test_an_impossible_id_is_an_error(token: int) -> None:
     """The scheduler ends that one generation with it."""
     with pytest.raises(OverflowError):
-        Detokenizer(byte_level(), (), ()).push(token)
+        Detokenizer(byte_level(), (), StopStrings(())).push(token)
 
 
 def test_an_id_past_the_vocabulary_is_no_text() -> None:

@@ -16,6 +16,7 @@ from engine.draft import Composite, DraftSource
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.logits import logit_rules
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.scheduler import Scheduler
@@ -58,7 +59,13 @@ class TinyRig:
         self.observer = RecordingObserver()
         prefixes = PrefixCache(self.pool, b"key") if prefix_cache else NoPrefixCache()
         self.scheduler = Scheduler(
-            config, self.pool, prefixes, ClassArrival(), lambda r: PlainText(), 512
+            config,
+            self.pool,
+            prefixes,
+            ClassArrival(),
+            lambda r: PlainText(),
+            512,
+            lambda r: logit_rules(r, VOCAB),
         )
         draft = Composite([GuardedDraft(s, VOCAB) for s in sources])
 

@@ -97,7 +97,7 @@ def test_in_the_text_of_tokens(kind: object, stop: str) -> None:
     """Tokens begin and end anywhere, inside a character too."""
     tokenizer = kind()  # type: ignore[operator]
     text = f"안녕하세요 세계! def f(x):\n    for i in   range(3): 👨‍👩‍👧\n\n{stop} done"
-    detokenizer = Detokenizer(tokenizer, encode(tokenizer, "do"), [stop])
+    detokenizer = Detokenizer(tokenizer, encode(tokenizer, "do"), StopStrings([stop]))
     out, found = "", None
     for token in encode(tokenizer, text):
         piece, found = detokenizer.push(token)
@@ -112,7 +112,7 @@ def test_in_the_text_of_tokens(kind: object, stop: str) -> None:
 def test_a_stop_in_the_unfinished_end_is_not_given() -> None:
     """U+FFFD can be asked for; it is only certain at the end, in `flush`."""
     tokenizer = byte_level()
-    detokenizer = Detokenizer(tokenizer, (), ["x\ufffd"])
+    detokenizer = Detokenizer(tokenizer, (), StopStrings(["x\ufffd"]))
     ids = [tokenizer.token_to_id(name) for name in ("x", "ð")]
     assert [detokenizer.push(i) for i in ids] == [("", None), ("", None)]
     assert detokenizer.flush() == ""

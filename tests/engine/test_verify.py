@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.types import Proposal, Verdict
 from engine.verify import UNUSABLE, verify
 
-NAN = "the model's logits are not numbers"
+NAN = "no token can be drawn: logits are not numbers, or all are ruled out"
 
 CASES = {
     "perfect": ((5, 6, 7), (5, 6, 7, 8), Verdict(3, 8)),
