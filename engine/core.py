@@ -11,6 +11,7 @@ from engine.observer import EngineObserver, NullObserver
 from engine.report import StepClock, make_report
 from engine.scheduler import Scheduler
 from engine.types import (
+    Drawn,
     Feed,
     Finish,
     FinishReason,
@@ -120,10 +121,10 @@ class Engine:
         if plan:
             proposals = self._draft.propose(plan)
             clock.lap("propose")
-            sampled = self._forward(plan, proposals)
+            drawn = self._forward(plan, proposals)
             clock.lap("forward")
             poll()
-            verdicts = verify(proposals, sampled)
+            verdicts = verify(proposals, drawn)
             self._draft.observe(plan, proposals, verdicts)
             for work in plan.work:
                 if work.seq.finish is not None:  # cancelled meanwhile, and just noted again
@@ -152,11 +153,11 @@ class Engine:
         except Exception:  # telemetry never reaches a generation
             self.observer_errors += 1
 
-    def _forward(self, plan: StepPlan, proposals: Seq[Proposal]) -> list[tuple[int, ...] | str]:
+    def _forward(self, plan: StepPlan, proposals: Seq[Proposal]) -> list[Drawn | str]:
         """One pass for all. If it raises, each on its own, so that only the culprit fails."""
         feeds = [_feed(w, p) for w, p in zip(plan.work, proposals, strict=True)]
         try:
-            results: list[tuple[int, ...] | str] = list(self._model.run(feeds))
+            results: list[Drawn | str] = list(self._model.run(feeds))
         except Exception as error:  # isolated below
             results = [self._alone(f) if len(feeds) > 1 else _cause(error) for f in feeds]
         all_failed = all(isinstance(r, str) for r in results)
@@ -167,7 +168,7 @@ class Engine:
             )
         return results
 
-    def _alone(self, feed: Feed) -> tuple[int, ...] | str:
+    def _alone(self, feed: Feed) -> Drawn | str:
         try:
             return self._model.run([feed])[0]
         except Exception as own:  # becomes this sequence's ERROR
@@ -178,7 +179,10 @@ def _feed(work: Work, proposal: Proposal) -> Feed:
     seq = work.seq
     tokens = tuple(seq.tokens[work.start : work.start + work.count]) + proposal.tokens
     sample = 1 + len(proposal.tokens) if work.samples else 0
-    return Feed(tokens, work.start, seq.table.ids, sample, seq.request.sampling, seq.rules)
+    request = seq.request
+    return Feed(
+        tokens, work.start, seq.table.ids, sample, request.sampling, seq.rules, request.output
+    )
 
 
 def _cause(error: Exception) -> str:

@@ -42,8 +42,8 @@ class ModelDraft:
                 _feed(w, (guess[-1],), _end(w) + len(guess) - 1, sample=1)
                 for w, guess in ((plan.work[i], guesses[i]) for i in drafting)
             ]
-            for i, (token,) in zip(drafting, self._model.run(feeds) if feeds else (), strict=True):
-                guesses[i].append(token)
+            for i, drawn in zip(drafting, self._model.run(feeds) if feeds else (), strict=True):
+                guesses[i].extend(drawn.tokens)
         for guess in guesses:
             if guess and guess[-1] < 0:
                 guess.pop()
@@ -76,8 +76,8 @@ class ModelDraft:
         results = self._model.run(feeds)
         for i, feed in zip(owners, feeds, strict=True):
             plan.work[i].seq.drafted = feed.start + len(feed.tokens)
-        for i, sampled in zip(owners, results, strict=True):
-            guesses[i].extend(sampled)
+        for i, drawn in zip(owners, results, strict=True):
+            guesses[i].extend(drawn.tokens)
         return [i for i in owners if guesses[i]]
 
     def _cap(self, work: Work) -> int:

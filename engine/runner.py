@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from engine.errors import ModelError
 from engine.kv_cache import KVCache
+from engine.logprobs import rows_to_tell, tell
 from engine.model_input import ModelInput
-from engine.types import Feed
+from engine.types import Drawn, Feed
 from kernels.ops import Ops
 
 ATTENTION = "draftwire_paged"
@@ -122,17 +124,21 @@ class PagedModel:
         self._ops = ops
         self._device = cache.k[0].device
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         """See `engine.types.Model`. Feeds without tokens are answered without a pass."""
         full = [f for f in feeds if f.tokens]
         if not full:
-            return [() for _ in feeds]
+            return [Drawn() for _ in feeds]
         with torch.inference_mode():
             batch = ModelInput.build(full, self._block_size, self._device)
             logits = self.logits(batch)
-            _process(full, logits)
-            drawn = iter(self._draw(batch, logits))
-        return [tuple(next(drawn) for _ in range(f.sample)) for f in feeds]
+            told = _process(feeds, logits)
+            ids = iter(self._draw(batch, logits))
+            drawn = [Drawn(tuple(islice(ids, f.sample))) for f in feeds]
+            for i, rows in told.items():
+                tokens = drawn[i].tokens
+                drawn[i] = Drawn(tokens, tell(feeds[i], rows, tokens))
+        return drawn
 
     def logits(self, batch: ModelInput) -> Tensor:
         """(R, vocab_size) for `batch.logit_rows`, valid until the next call."""
@@ -149,11 +155,17 @@ class PagedModel:
         return tokens
 
 
-def _process(feeds: Seq[Feed], logits: Tensor) -> None:
-    """Change the rows of the feeds that have rules."""
+def _process(feeds: Seq[Feed], logits: Tensor) -> dict[int, Tensor]:
+    """Change the rows of the feeds that have rules. Returns, by feed, rows to tell logprobs of."""
+    told: dict[int, Tensor] = {}
     row = 0
-    for feed in feeds:
-        if feed.rules is not None and feed.sample:
-            drafts = feed.tokens[len(feed.tokens) - feed.sample + 1 :]
-            feed.rules.apply(logits[row : row + feed.sample], drafts)
+    for i, feed in enumerate(feeds):
+        asked = feed.output.logprobs is not None
+        if feed.sample and (asked or feed.rules is not None):
+            rows = logits[row : row + feed.sample]
+            if asked:
+                told[i] = rows_to_tell(feed, rows)
+            if feed.rules is not None:
+                feed.rules.apply(rows, feed.drafts)
         row += feed.sample
+    return told

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import islice
 
 from engine.blocks import BlockPool
@@ -261,9 +262,11 @@ class Scheduler:
         tokens = tuple(seq.tokens[len(seq.request.prompt) + offset :])
         computed = max(0, min(seq.computed, len(seq.request.prompt)) - work.start)
         self._policy.charge(seq, computed, len(tokens))
+        logprobs = verdict.logprobs[: len(tokens)]
+        chunk = TokenChunk(seq.request.id, offset, tokens, text, None, logprobs)
         if finish is not None:
-            return self._end(seq, finish, now, offset, tokens, text)
-        return TokenChunk(seq.request.id, offset, tokens, text) if tokens else None
+            return self._end(seq, finish, now, chunk)
+        return chunk if tokens else None
 
     def _emit(
         self, seq: Sequence, proposal: Proposal, verdict: Verdict, now: float
@@ -289,13 +292,13 @@ class Scheduler:
         seq: Sequence,
         finish: Finish,
         now: float,
-        offset: int | None = None,
-        tokens: tuple[int, ...] = (),
-        text: str = "",
+        last: TokenChunk | None = None,
     ) -> TokenChunk:
-        """The only way out: give back everything and make the terminal chunk."""
+        """The only way out: give back everything and make the terminal chunk, with the output in
+        `last`."""
         request = seq.request
-        text += closing_text(seq, finish)
+        last = last or TokenChunk(request.id, seq.generated, (), "")
+        text = last.text + closing_text(seq, finish)
         seq.finish = account(seq, finish, now)
         del self._live[request.id]
         self._deadlines.discard(request.id, request.deadline)
@@ -304,8 +307,7 @@ class Scheduler:
             self.running.remove(seq)
         else:
             self._unwait(seq)
-        start = seq.generated if offset is None else offset
-        return TokenChunk(request.id, start, tokens, text, seq.finish)
+        return replace(last, text=text, finish=seq.finish)
 
     def check(self) -> None:
         """Assert the laws of blocks and cursors; cheap enough for every step of a test."""

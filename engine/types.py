@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class FinishReason(StrEnum):
@@ -97,10 +97,16 @@ class GrammarParams:
 @dataclass(frozen=True, slots=True)
 class OutputParams:
     """What of the output is delivered. `include_stop`: the stop string, or the text of the stop or
-    end-of-sequence token, too. `keep_special_tokens`: their text is part of the text."""
+    end-of-sequence token, too. `keep_special_tokens`: their text is part of the text.
+
+    `logprobs`: each token comes with its `Logprobs` and so many alternatives (None: without). They
+    are of the model's own distribution, or, if `processed_logprobs`, of the one after
+    `SamplingParams.logits` and temperature."""
 
     include_stop: bool = False
     keep_special_tokens: bool = False
+    logprobs: int | None = None
+    processed_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +187,44 @@ class Finish:
         return sum((s for _, s in self.by_source), SourceStats())
 
 
+class Logprobs(NamedTuple):
+    """How likely `token` was, and the most likely tokens: natural logarithms of probabilities.
+
+    `ids` are in descending order of `values`, the lower id first among equals. What cannot be
+    drawn at all is not among them.
+    """
+
+    token: int
+    logprob: float
+    ids: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """What leaves the engine for one generation: `tokens` follow the first `offset` ones."""
+    """What leaves the engine for one generation: `tokens` follow the first `offset` ones.
+
+    `logprobs` has one entry per token, or none if they were not asked for.
+    """
 
     request_id: str
     offset: int
     tokens: tuple[int, ...]
     text: str
     finish: Finish | None = None
+    logprobs: tuple[Logprobs, ...] = ()
 
     def __reduce__(self) -> tuple[type[TokenChunk], tuple[object, ...]]:
         # Dozens cross the process line in each step; what pickle does by itself takes five times
         # as long.
-        fields = (self.request_id, self.offset, self.tokens, self.text, self.finish)
+        fields = (
+            self.request_id,
+            self.offset,
+            self.tokens,
+            self.text,
+            self.finish,
+            self.logprobs,
+        )
         return TokenChunk, fields
 
 
@@ -360,11 +390,13 @@ class Verdict:
     """Outcome of verification: keep `accepted` drafts, then `next_token`.
 
     (0, None) iff the work does not sample. `error` set: this sequence failed in this step.
+    `logprobs` are of the kept drafts and of `next_token`, if asked for.
     """
 
     accepted: int = 0
     next_token: int | None = None
     error: str = ""
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +406,7 @@ class Feed:
     Feeds `tokens` at absolute positions `start...`, K/V written through `blocks`. The last
     `sample` rows each yield a token: the row of position p yields the one for position p + 1,
     drawn with the noise of that position, from logits that `rules` has changed: all but the first
-    of these rows are of drafts.
+    of these rows are of drafts. `output` says which logprobs are wanted.
     """
 
     tokens: tuple[int, ...]
@@ -383,16 +415,31 @@ class Feed:
     sample: int
     sampling: SamplingParams
     rules: LogitRules | None = None
+    output: OutputParams = OutputParams()
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The tokens that are guesses: the row of each is drawn from."""
+        return self.tokens[len(self.tokens) - self.sample + 1 :] if self.sample else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a pass gives for one feed: its `sample` tokens in row order, -1 where the row's logits
+    were not usable (NaN); and, if the feed asks for them, the logprobs of these tokens, at least up
+    to the first that differs from its draft."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 class Model(Protocol):
     """A causal LM over a paged KV pool."""
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
-        """One forward pass. Per feed its `sample` drawn tokens, in row order.
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
+        """One forward pass; what each feed gives.
 
-        A token of -1 says that the row's logits were not usable (NaN). Running the same feed
-        again is harmless: it writes the same K/V to the same place.
+        Running the same feed again is harmless: it writes the same K/V to the same place.
         """
         ...
 

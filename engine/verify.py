@@ -11,32 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.types import Proposal, Verdict
+from engine.types import Drawn, Proposal, Verdict
 
 UNUSABLE = -1
+NOT_USABLE = "no token can be drawn: logits are not numbers, or all are ruled out"
 
 
-def verify(proposals: Seq[Proposal], sampled: Seq[tuple[int, ...] | str]) -> list[Verdict]:
+def verify(proposals: Seq[Proposal], drawn: Seq[Drawn | str]) -> list[Verdict]:
     """Compare each proposal with the target's own tokens.
 
-    `sampled[i]` holds len(proposal) + 1 tokens, none if work i does not sample, or the text of
+    `drawn[i]` holds len(proposal) + 1 tokens, none if work i does not sample, or is the text of
     the error that befell it. Row j is only meaningful while drafts before j were right, so a row
     without usable logits (-1) fails the sequence only once it is the first of a step.
     """
-    return [_verdict(p.tokens, s) for p, s in zip(proposals, sampled, strict=True)]
+    return [_verdict(p.tokens, d) for p, d in zip(proposals, drawn, strict=True)]
 
 
-def _verdict(drafts: tuple[int, ...], sampled: tuple[int, ...] | str) -> Verdict:
-    if isinstance(sampled, str):
-        return Verdict(error=sampled)
-    if not sampled:
+def _verdict(drafts: tuple[int, ...], drawn: Drawn | str) -> Verdict:
+    if isinstance(drawn, str):
+        return Verdict(error=drawn)
+    own = drawn.tokens
+    if not own:
         return Verdict()
     accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == sampled[accepted]:
+    while accepted < len(drafts) and drafts[accepted] == own[accepted]:
         accepted += 1
-    if sampled[accepted] != UNUSABLE:
-        return Verdict(accepted, sampled[accepted])
-    if accepted:
-        # What was right before the bad row is delivered, as it would be without drafts.
-        return Verdict(accepted - 1, drafts[accepted - 1])
-    return Verdict(error="no token can be drawn: logits are not numbers, or all are ruled out")
+    if own[accepted] == UNUSABLE:
+        if not accepted:
+            return Verdict(error=NOT_USABLE)
+        accepted -= 1  # What was right before the bad row is delivered, as without drafts.
+    return Verdict(accepted, own[accepted], logprobs=drawn.logprobs[: accepted + 1])

@@ -32,6 +32,7 @@ MAX_STOP_IDS = 1024
 MAX_BIASES = 4096
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD = 256
+MAX_LOGPROBS = 20
 MOST_REPETITION, MOST_PENALTY, MOST_BIAS = 10.0, 2.0, 100.0
 MAX_SOURCES = 32
 MAX_SALT = 256
@@ -155,7 +156,7 @@ def parse(
         cache_salt=_cache_salt(params.cache_salt, found),
         seeded=params.sampling.HasField("seed"),
         bad_words=_bad_words(params.sampling, found),
-        output=OutputParams(params.stopping.include_stop, params.output.keep_special_tokens),
+        output=_output(params, found),
         grammar_field=grammar_field,
         grammar=grammar,
     )
@@ -351,6 +352,27 @@ def _stopping(
         eos_ids=frozenset() if endless else frozenset(info.eos_ids),
         strings=tuple(stopping.stop[: limits.max_stop_strings]),
         min_tokens=least,
+    )
+
+
+def _output(params: pb.GenerationParams, found: Violations) -> OutputParams:
+    output = params.output
+    count = output.logprobs if output.HasField("logprobs") else None
+    found.need(
+        count is None or 0 <= count <= MAX_LOGPROBS,
+        "output.logprobs",
+        f"must be in [0, {MAX_LOGPROBS}], got {count}",
+    )
+    found.need(
+        count is not None or not output.processed_logprobs,
+        "output.processed_logprobs",
+        "means nothing without output.logprobs",
+    )
+    return OutputParams(
+        include_stop=params.stopping.include_stop,
+        keep_special_tokens=output.keep_special_tokens,
+        logprobs=count,
+        processed_logprobs=output.processed_logprobs,
     )
 
 

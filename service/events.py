@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from engine.types import Finish, FinishReason, SourceStats, TokenChunk
+from engine.types import Finish, FinishReason, Logprobs, SourceStats, TokenChunk
 from service.pb import draftwire_pb2 as pb
 from service.status import failure
 
@@ -13,7 +13,21 @@ def delta(chunk: TokenChunk) -> pb.Delta | None:
     """The output in a chunk; None if there is none."""
     if not chunk.tokens and not chunk.text:
         return None
-    return pb.Delta(text=chunk.text, token_ids=chunk.tokens, seq=chunk.offset + len(chunk.tokens))
+    return pb.Delta(
+        text=chunk.text,
+        token_ids=chunk.tokens,
+        seq=chunk.offset + len(chunk.tokens),
+        logprobs=token_logprobs(chunk.logprobs),
+    )
+
+
+def token_logprobs(logprobs: Iterable[Logprobs]) -> Iterator[pb.TokenLogprobs]:
+    """Those of each token."""
+    for token, logprob, ids, values in logprobs:
+        top = (
+            pb.TokenLogprob(token_id=i, logprob=value) for i, value in zip(ids, values, strict=True)
+        )
+        yield pb.TokenLogprobs(token_id=token, logprob=logprob, top=top)
 
 
 def finished(finish: Finish) -> pb.Finished:

@@ -4,18 +4,23 @@
     event loop      chunk ─▶ its generation ─▶ Mailbox ─▶ Outbox of its stream ─▶ writer
 
 A reader that is behind finds its chunks merged into one, so what waits for it is bounded by the
-length of its output, whatever the number of steps.
+length of its output, whatever the number of steps. With logprobs it is a few, of a size that fits
+into a message.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.client import EngineState
 from engine.observer import StepReport
-from engine.types import Finish, ModelInfo, TokenChunk
+from engine.types import Finish, Logprobs, ModelInfo, TokenChunk
+
+# Tokens with logprobs in a chunk: up to 0.3 KiB each, clients accept messages of 4 MiB.
+MOST_LOGPROBS = 1024
 
 
 class Receiver(Protocol):
@@ -31,7 +36,8 @@ class StateWatcher(Protocol):
 
 
 class Mailbox:
-    """What one generation still has to say to its reader: a single, growing chunk.
+    """What one generation still has to say to its reader: a single, growing chunk, behind those
+    that hold as many logprobs as a chunk may.
 
     `name` is the generation's id on its stream.
     """
@@ -41,28 +47,45 @@ class Mailbox:
         self._outbox = outbox
         self._offset = 0
         self._tokens: list[int] = []
+        self._logprobs: list[Logprobs] = []
         self._text: list[str] = []
         self._finish: Finish | None = None
         self._empty = True
+        self._full: deque[TokenChunk] = deque()
 
     def put(self, chunk: TokenChunk) -> None:
         """Add the chunk that follows what was put before."""
         self._tokens += chunk.tokens
+        self._logprobs += chunk.logprobs
         if chunk.text:
             self._text.append(chunk.text)
         self._finish = chunk.finish
         self._empty = False
+        if len(self._logprobs) >= MOST_LOGPROBS:
+            self._full.append(self._cut())
         self._outbox.mark(self)
 
     def take(self) -> TokenChunk | None:
-        """Everything put since the last time, as one chunk; None if that is nothing."""
-        if self._empty:
-            return None
+        """What was put since the last time, as one chunk, or the first of a few: then there is more
+        to take. None if there is nothing."""
+        if self._full:
+            chunk = self._full.popleft()
+            if self._full or not self._empty:
+                self._outbox.mark(self)
+            return chunk
+        return None if self._empty else self._cut()
+
+    def _cut(self) -> TokenChunk:
         chunk = TokenChunk(
-            self.name, self._offset, tuple(self._tokens), "".join(self._text), self._finish
+            self.name,
+            self._offset,
+            tuple(self._tokens),
+            "".join(self._text),
+            self._finish,
+            tuple(self._logprobs),
         )
         self._offset += len(self._tokens)
-        self._tokens, self._text, self._empty = [], [], True
+        self._tokens, self._logprobs, self._text, self._empty = [], [], [], True
         return chunk
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from engine.types import Finish, FinishReason, TokenChunk
+from engine.types import Finish, FinishReason, Logprobs, TokenChunk
 from service.caller import Callers
-from service.events import finished, generate_responses
+from service.events import finished, generate_responses, token_logprobs
 from service.generations import Generations
 from service.handlers import Behaviour, Context
 from service.pb import draftwire_pb2 as pb
@@ -123,20 +123,23 @@ class GenerationService:
                 token_ids=chunk.tokens,
                 finished=finished(chunk.finish),
                 seed=generation.seed,
+                logprobs=token_logprobs(chunk.logprobs),
             )
 
 
 async def _whole(outbox: Outbox) -> TokenChunk:
     """All chunks of the one generation in `outbox`, as one."""
     tokens: list[int] = []
+    logprobs: list[Logprobs] = []
     text: list[str] = []
     finish: Finish | None = None
     while finish is None:
         chunk = await outbox.chunk()
         tokens += chunk.tokens
+        logprobs += chunk.logprobs
         text.append(chunk.text)
         finish = chunk.finish
-    return TokenChunk("", 0, tuple(tokens), "".join(text), finish)
+    return TokenChunk("", 0, tuple(tokens), "".join(text), finish, tuple(logprobs))
 
 
 def _is_failure(finish: Finish) -> bool:

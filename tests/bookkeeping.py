@@ -40,7 +40,7 @@ from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.scheduler import Scheduler
 from engine.text import Detokenizer, StopStrings
-from engine.types import Feed, Request, SamplingParams, StopParams
+from engine.types import Drawn, Feed, Request, SamplingParams, StopParams
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = Path.home() / ".cache/draftwire/models/smollm2-135m/tokenizer.json"
@@ -57,16 +57,16 @@ class Recited:
     def __init__(self, texts: Seq[Seq[int]]) -> None:
         self._texts = {text[0]: text for text in texts}
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         batch = ModelInput.build(feeds, BLOCK, CPU)
         assert len(batch.logit_rows) == sum(feed.sample for feed in feeds)
         return [self._next(feed) for feed in feeds]
 
-    def _next(self, feed: Feed) -> tuple[int, ...]:
+    def _next(self, feed: Feed) -> Drawn:
         # The seed says which text it is: a real model would know by what it has read.
         text = self._texts[feed.sampling.seed]
         end = feed.start + len(feed.tokens)
-        return tuple(text[end - feed.sample + 1 : end + 1])
+        return Drawn(tuple(text[end - feed.sample + 1 : end + 1]))
 
 
 class Bench:

@@ -75,6 +75,10 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")
     ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --json: logprobs, and those of the N likeliest."),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")
     ] = False,
@@ -124,6 +128,7 @@ def generate(
             include_stop=include_stop,
             ignore_eos=ignore_eos,
             min_tokens=min_tokens,
+            logprobs=logprobs,
             priority=priority,
             timeout=timeout,
             no_speculation=no_speculation,
@@ -193,6 +198,7 @@ def summarise(result: session.Result) -> dict[str, Any]:
     return {
         "text": result.text,
         "token_ids": result.token_ids,
+        **({"logprobs": [_plain(entry) for entry in result.logprobs]} if result.logprobs else {}),
         "finish_reason": enum_name(pb.FinishReason, finished.reason).removeprefix("FINISH_REASON_"),
         "seed": accepted.seed,
         "usage": _plain(finished.usage),

@@ -33,6 +33,7 @@ def build_params(
     include_stop: bool = False,
     ignore_eos: bool = False,
     min_tokens: int | None = None,
+    logprobs: int | None = None,
     priority: str | None = None,
     timeout: float | None = None,
     no_speculation: bool = False,
@@ -69,6 +70,7 @@ def build_params(
                 min_tokens=min_tokens,
             )
         ),
+        output=None if logprobs is None else pb.Output(logprobs=logprobs),
         speculation=_unless_empty(
             pb.Speculation(
                 off=no_speculation, max_draft_tokens=max_draft_tokens, sources=draft_sources

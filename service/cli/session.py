@@ -32,6 +32,7 @@ class Result:
 
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     accepted: pb.Accepted | None = None
     finished: pb.Finished | None = None
 
@@ -78,6 +79,7 @@ def _take(event: pb.Event, result: Result, on_text: Callable[[str], None]) -> No
         case "delta":
             result.parts.append(event.delta.text)
             result.token_ids.extend(event.delta.token_ids)
+            result.logprobs.extend(event.delta.logprobs)
             on_text(event.delta.text)
         case "finished":
             result.finished = event.finished

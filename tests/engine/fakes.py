@@ -20,9 +20,12 @@ from engine.scheduler import Scheduler
 from engine.text import StopStrings
 from engine.types import (
     NO_PROPOSAL,
+    Drawn,
     Feed,
     Finish,
+    Logprobs,
     Model,
+    OutputParams,
     Proposal,
     Request,
     SamplingParams,
@@ -66,7 +69,7 @@ class HashModel:
         self.rows = 0
         self.runs = 0
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         self.runs += 1
         for feed in feeds:
             assert feed.sample <= len(feed.tokens), "samples a row that is not fed"
@@ -74,7 +77,7 @@ class HashModel:
                 assert 0 <= token < VOCAB
                 self.kv[self._slot(feed, feed.start + i)] = token
                 self.rows += 1
-        return [self._answers(feed) for feed in feeds]
+        return [self._draw(feed) for feed in feeds]
 
     def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         size = self._block_size
@@ -85,6 +88,16 @@ class HashModel:
     def _slot(self, feed: Feed, position: int) -> int:
         block = feed.blocks[position // self._block_size]
         return block * self._block_size + position % self._block_size
+
+    def _draw(self, feed: Feed) -> Drawn:
+        """A logprob says for which position it is."""
+        tokens, end = self._answers(feed), feed.start + len(feed.tokens)
+        if feed.output.logprobs is None:
+            return Drawn(tokens)
+        positions = range(end - feed.sample + 1, end + 1)
+        return Drawn(
+            tokens, tuple(Logprobs(t, -float(p)) for t, p in zip(tokens, positions, strict=True))
+        )
 
     def _answers(self, feed: Feed) -> tuple[int, ...]:
         end = feed.start + len(feed.tokens)
@@ -105,7 +118,7 @@ class Watched:
         self._model = model
         self._pool = pool
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         size = self._pool.block_size
         for feed in feeds:
             end = feed.start + len(feed.tokens)
@@ -281,6 +294,7 @@ class Rig:
         ignore_eos: bool = False,
         tenant: str = "default",
         cache_salt: str = "",
+        output: OutputParams | None = None,
     ) -> None:
         eos = frozenset() if ignore_eos else frozenset({EOS})
         self.engine.submit(
@@ -290,6 +304,7 @@ class Rig:
                 StopParams(max_tokens, stop_ids, eos, strings),
                 sampling or SamplingParams(temperature=0.0),
                 speculation or SpeculationParams(),
+                output or OutputParams(),
                 tenant=tenant,
                 cache_salt=cache_salt,
                 priority=priority,
@@ -322,6 +337,13 @@ class Rig:
             out.extend(chunk.tokens)
         assert all(c.finish is None for c in chunks[:-1])
         return out
+
+    def logprobs(self, request_id: str) -> list[Logprobs]:
+        """Delivered logprobs; checks that each chunk has as many as tokens, or none."""
+        chunks = self.chunks.get(request_id, [])
+        for chunk in chunks:
+            assert len(chunk.logprobs) in (0, len(chunk.tokens))
+        return [entry for chunk in chunks for entry in chunk.logprobs]
 
     def text(self, request_id: str) -> str:
         return "".join(c.text for c in self.chunks.get(request_id, []))

@@ -12,6 +12,7 @@ from engine.errors import EngineDead
 from engine.observer import StepReport
 from engine.policy import ClassArrival
 from engine.types import (
+    Drawn,
     Feed,
     FinishReason,
     Model,
@@ -35,7 +36,7 @@ class Failing:
         self._when = when
         self.runs = 0
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         self.runs += 1
         if self._when(self.runs, feeds):
             raise MemoryError("out of memory")
@@ -50,13 +51,17 @@ class Unusable:
         self._seed = seed
         self._start = start
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         return [
-            tuple(
-                -1 if f.sampling.seed == self._seed and position >= self._start else token
-                for position, token in enumerate(tokens, f.start + len(f.tokens) - len(tokens) + 1)
+            Drawn(
+                tuple(
+                    -1 if f.sampling.seed == self._seed and position >= self._start else token
+                    for position, token in enumerate(
+                        d.tokens, f.start + len(f.tokens) - f.sample + 1
+                    )
+                )
             )
-            for f, tokens in zip(feeds, self._model.run(feeds), strict=True)
+            for f, d in zip(feeds, self._model.run(feeds), strict=True)
         ]
 
 

@@ -20,7 +20,7 @@ from engine.kv_cache import KVCache
 from engine.linear import StrictLinear, replace_linears
 from engine.prefix import PrefixCache
 from engine.runner import Network, PagedModel, StockNetwork
-from engine.types import Feed, Sequence
+from engine.types import Drawn, Feed, Sequence
 from kernels.cpu.library import Library
 from kernels.ops import Ops, SampleRows
 from tests.engine.children import config_of
@@ -43,7 +43,7 @@ def reads_an_old_block_table(patch: Patch) -> None:
     """Each seat's table is kept as long as it is long enough, whoever sits there now."""
     kept: dict[tuple[int, int], Seq[int]] = {}
 
-    def wrong(self: PagedModel, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def wrong(self: PagedModel, feeds: Seq[Feed]) -> list[Drawn]:
         stale = []
         for seat, feed in enumerate(feeds):
             table = kept.get((id(self), seat), ())

@@ -14,6 +14,7 @@ from engine.blocks import BlockPool
 from engine.kv_cache import KVCache, KVShape
 from engine.prefix import PrefixCache
 from engine.types import (
+    Drawn,
     Feed,
     FinishReason,
     Model,
@@ -281,9 +282,9 @@ class Spoilt:
         self._model = model
         self.spoilt = False
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         drawn = self._model.run(feeds)
-        return [(-1,) * len(d) for d in drawn] if self.spoilt else drawn
+        return [Drawn((-1,) * len(d.tokens)) for d in drawn] if self.spoilt else drawn
 
 
 def test_what_a_failed_sequence_computed_is_not_found() -> None:

@@ -21,7 +21,7 @@ from engine.remembered import remembered
 from engine.row_cost import SIZES, RowCosts, row_costs
 from engine.runner import PagedModel, StockNetwork
 from engine.strictness import CROWDS, ENOUGH_BLOCKS, LENGTH, difference
-from engine.types import Feed, SamplingParams
+from engine.types import Drawn, Feed, SamplingParams
 from kernels.ops import load_ops
 from tests.engine.children import config_of, write_model
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, tiny
@@ -190,9 +190,9 @@ class Priced:
         self._start, self._each = start, each
         self.now = 0.0
 
-    def run(self, feeds: list[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: list[Feed]) -> list[Drawn]:
         self.now += self._start + self._each * sum(len(f.tokens) for f in feeds)
-        return [(0,) * f.sample for f in feeds]
+        return [Drawn((0,) * f.sample) for f in feeds]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,16 @@ from engine.core import Engine
 from engine.errors import EngineDead, InvalidRequest
 from engine.host import LastReport
 from engine.thread import ThreadClient
-from engine.types import Feed, FinishReason, Model, ModelInfo, Request, SamplingParams, StopParams
+from engine.types import (
+    Drawn,
+    Feed,
+    FinishReason,
+    Model,
+    ModelInfo,
+    Request,
+    SamplingParams,
+    StopParams,
+)
 from tests.engine.fakes import BLOCK, EOS, VOCAB, Rig, reference
 from tests.engine.listener import RecordingListener
 
@@ -50,7 +59,7 @@ class Gate:
         self.entered = threading.Event()
         self.error: BaseException | None = None
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         self.entered.set()
         assert self.open.wait(30)
         if self.error is not None:

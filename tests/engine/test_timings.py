@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from engine.types import Feed, FinishReason, Model, SourceStats
+from engine.types import Drawn, Feed, FinishReason, Model, SourceStats
 from tests.engine.fakes import ManualClock, Rig
 
 PASS = 0.010
@@ -19,7 +19,7 @@ class Slow:
         self._model = model
         self.clock = ManualClock()
 
-    def run(self, feeds: Seq[Feed]) -> list[tuple[int, ...]]:
+    def run(self, feeds: Seq[Feed]) -> list[Drawn]:
         self.clock.now += PASS
         return self._model.run(feeds)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import Proposal, Verdict
+from engine.types import Drawn, Logprobs, Proposal, Verdict
 from engine.verify import UNUSABLE, verify
 
 NAN = "no token can be drawn: logits are not numbers, or all are ruled out"
@@ -32,16 +32,20 @@ CASES = {
 }
 
 
+def drawn(result: tuple[int, ...] | str) -> Drawn | str:
+    return result if isinstance(result, str) else Drawn(result)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_one(name: str) -> None:
     drafts, sampled, verdict = CASES[name]
-    assert verify([Proposal(drafts, "test")], [sampled]) == [verdict]
+    assert verify([Proposal(drafts, "test")], [drawn(sampled)]) == [verdict]
 
 
 def test_a_mixed_batch_keeps_its_rows_apart() -> None:
     cases = list(CASES.values())
     proposals = [Proposal(drafts, "test") for drafts, _, _ in cases]
-    assert verify(proposals, [s for _, s, _ in cases]) == [v for _, _, v in cases]
+    assert verify(proposals, [drawn(s) for _, s, _ in cases]) == [v for _, _, v in cases]
 
 
 def test_lists_that_do_not_match_are_an_error() -> None:
@@ -57,8 +61,10 @@ def test_what_is_emitted_is_always_the_targets_own(
     drafts: tuple[int, ...], own: tuple[int, ...]
 ) -> None:
     """Whatever was drafted: a prefix of the target's tokens, no shorter than need be."""
-    (verdict,) = verify([Proposal(drafts)], [own[: len(drafts) + 1]])
+    logprobs = tuple(Logprobs(token, -float(row)) for row, token in enumerate(own))
+    (verdict,) = verify([Proposal(drafts)], [Drawn(own[: len(drafts) + 1], logprobs)])
     emitted = (*drafts[: verdict.accepted], verdict.next_token)
     assert emitted == own[: len(emitted)]
+    assert verdict.logprobs == logprobs[: len(emitted)]
     stopped_at_a_miss = verdict.accepted < len(drafts)
     assert not stopped_at_a_miss or drafts[verdict.accepted] != own[verdict.accepted]

@@ -115,6 +115,12 @@ class FakeServer(pb_grpc.GenerationServiceServicer, pb_grpc.ModelServiceServicer
             await asyncio.sleep(0)
             sent += len(ids)
             delta = pb.Delta(text=text, token_ids=ids, seq=sent)
+            if params.output.HasField("logprobs"):
+                top = [
+                    pb.TokenLogprob(token_id=i, logprob=-0.5) for i in range(params.output.logprobs)
+                ]
+                told = (pb.TokenLogprobs(token_id=i, logprob=-1.5, top=top) for i in ids)
+                delta.logprobs.extend(told)
             await out.put(pb.Event(generation_id=name, delta=delta))
         if script.breaks:
             await out.put(Over.BROKEN)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.client import EngineListener, EngineState
 from engine.errors import EngineDead
 from engine.observer import StepReport
-from engine.types import Finish, FinishReason, ModelInfo, Request, SourceStats, TokenChunk
+from engine.types import (
+    Finish,
+    FinishReason,
+    Logprobs,
+    ModelInfo,
+    Request,
+    SourceStats,
+    TokenChunk,
+)
 
 TIMEOUT_S = 10.0
 
@@ -19,6 +27,12 @@ TIMEOUT_S = 10.0
 def text_of(count: int, start: int = 0) -> str:
     """What the scripted engine says in its tokens `start` to `start + count`."""
     return "".join(f"{i} " for i in range(start, start + count))
+
+
+def logprobs_of(tokens: Sequence[int], count: int) -> tuple[Logprobs, ...]:
+    """What it says of tokens: alternative `i` is 100 + i."""
+    ids, values = tuple(range(100, 100 + count)), tuple(-0.25 - i for i in range(count))
+    return tuple(Logprobs(token, -token / 8, ids, values) for token in tokens)
 
 
 async def eventually(done: Callable[[], bool]) -> None:
@@ -199,6 +213,8 @@ class ScriptedEngine:
             live.first_token = live.first_token or now
         ids = tuple(i % self.info.vocab_size for i in range(live.sent, live.sent + count))
         chunk = TokenChunk(request.id, live.sent, ids, text_of(count, live.sent))
+        if request.output.logprobs is not None:
+            chunk = replace(chunk, logprobs=logprobs_of(ids, request.output.logprobs))
         live.sent += count
         if live.sent >= request.stopping.max_tokens:
             del self.live[request.id]

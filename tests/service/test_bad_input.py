@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.types import OutputParams
 from service.checks import MAX_MESSAGES, Limits, Violations, check_messages
 from service.pb import draftwire_pb2 as pb
 from service.status import MAX_VIOLATIONS, Refused
@@ -27,7 +28,7 @@ VOCAB = 300
 CONTEXT = 512
 LONGEST_S = 315_576_000_000  # of a Duration
 NAN, INF = math.nan, math.inf
-S, T, P = pb.Sampling, pb.Stopping, pb.Speculation
+S, T, P, O = pb.Sampling, pb.Stopping, pb.Speculation, pb.Output  # noqa: E741
 USER = pb.ChatMessage(role="user", content="hi")
 
 
@@ -82,6 +83,9 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     (stop(*"abcde"), ["stopping.stop"]),
     (stop("ok", ""), ["stopping.stop[1]"]),
     (stop("x" * 33), ["stopping.stop[0]"]),
+    # output
+    *[({"output": O(logprobs=v)}, ["output.logprobs"]) for v in (-1, 21, 2**31 - 1, -(2**31))],
+    ({"output": O(processed_logprobs=True)}, ["output.processed_logprobs"]),
     # cache_salt, speculation, priority, timeout
     ({"cache_salt": "s" * 257}, ["cache_salt"]),
     ({"speculation": P(max_draft_tokens=-1)}, ["speculation.max_draft_tokens"]),
@@ -196,6 +200,8 @@ GOOD: list[dict[str, Any]] = [
     {"timeout": Duration(seconds=LONGEST_S)},
     {"timeout": Duration(seconds=LONGEST_S - 1, nanos=999_999_999)},
     {"timeout": Duration(nanos=1)},
+    {"output": O(logprobs=0)},
+    {"output": O(logprobs=20, processed_logprobs=True)},
     {"cache_salt": "\U0001f9c2" * 256},
 ]
 
@@ -212,6 +218,7 @@ async def test_what_is_allowed_is_accepted(small: Harness) -> None:
     assert requests[8].sampling.temperature == 0  # too small to tell from greedy
     assert requests[18].speculation.max_draft_tokens == 6  # the server's setting caps it
     assert requests[19].speculation.max_draft_tokens == 0
+    assert (requests[-3].output.logprobs, requests[-2].output.logprobs) == (0, 20)
     assert requests[-1].cache_salt == "\U0001f9c2" * 256
 
 
@@ -236,6 +243,7 @@ async def test_unset_fields_mean_the_documented_defaults(small: Harness) -> None
         assert not request.speculation.sources
         assert request.priority == 1
         assert request.cache_salt == ""
+        assert request.output == OutputParams()
         assert request.deadline is None
 
 

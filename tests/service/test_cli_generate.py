@@ -101,6 +101,19 @@ async def test_json_is_one_object_with_exactly_these_keys() -> None:
     }
 
 
+@pytest.mark.parametrize("count", [0, 2])
+async def test_json_has_logprobs_if_asked_for(count: int) -> None:
+    async with serve(FakeServer()) as fake:
+        arguments = ("x", "--target", fake.target, "--json", "--logprobs", str(count))
+        code, out, _ = await generate(*arguments)
+    assert code == 0
+    assert fake.requests == [pb.GenerationParams(text="x", output=pb.Output(logprobs=count))]
+    top = [{"token_id": i, "logprob": -0.5} for i in range(count)]
+    assert json.loads(out)["logprobs"] == [
+        {"token_id": i, "logprob": -1.5, "top": top} for i in (1, 2, 3, 4, 5)
+    ]
+
+
 async def test_a_refusal_names_the_fields() -> None:
     bad = error_details_pb2.BadRequest()
     bad.field_violations.add(field="sampling.top_p", description="must be in (0, 1]")

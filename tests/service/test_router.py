@@ -14,9 +14,9 @@ from engine.client import EngineState
 from engine.observer import StepReport
 from engine.types import Finish, FinishReason, ModelInfo, Request, StopParams, TokenChunk
 from service.admission import MOST_RETRY_S, Admission, ServedModel
-from service.router import Mailbox, Outbox, Router
+from service.router import MOST_LOGPROBS, Mailbox, Outbox, Router
 from service.status import Reason, Refused
-from tests.service.fakes import TIMEOUT_S
+from tests.service.fakes import TIMEOUT_S, logprobs_of
 from tests.service.harness import details
 
 END = Finish(FinishReason.EOS)
@@ -47,6 +47,34 @@ def test_what_is_taken_is_what_was_put(puts: list[tuple[int, str, bool]]) -> Non
         position += len(chunk.tokens)
     assert [c.finish for c in chunks] == [None] * (len(chunks) - 1) + [END]
     assert box.take() is None
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, MOST_LOGPROBS + 9), st.integers(0, 2)), min_size=1))
+def test_with_logprobs_there_is_more_than_one_chunk(puts: list[tuple[int, int]]) -> None:
+    """However many pile up: as many as tokens in each, in order, and none is left lying."""
+    outbox = Outbox()
+    box, taken, said = Mailbox("name", outbox), [], 0
+    for n, (count, takes) in enumerate(puts):
+        finish = END if n == len(puts) - 1 else None
+        ids = tuple(range(said, said + count))
+        box.put(TokenChunk("r", said, ids, f"{n} ", finish, logprobs_of(ids, 0)))
+        said += count
+        for _ in range(takes):
+            marked = outbox.next()
+            taken.append(marked and marked.take())
+    while (marked := outbox.next()) is not None:
+        taken.append(marked.take())
+    chunks = [chunk for chunk in taken if chunk is not None]
+    position = 0
+    for chunk in chunks:
+        assert chunk.offset == position
+        assert chunk.logprobs == logprobs_of(chunk.tokens, 0)
+        assert len(chunk.tokens) < 2 * MOST_LOGPROBS + 9
+        position += len(chunk.tokens)
+    assert position == said
+    assert "".join(c.text for c in chunks) == "".join(f"{n} " for n in range(len(puts)))
+    assert [c.finish for c in chunks] == [None] * (len(chunks) - 1) + [END]
 
 
 async def test_mailboxes_come_in_the_order_in_which_they_got_something() -> None:
