@@ -28,8 +28,8 @@ class GrammarMask:
     """`LogitRule` and `OutputGrammar` over a copy of `start`. `ends` are not empty.
 
     A matcher that fails (its limits of time or memory for one token) stays failed and cannot go
-    back. If a draft did that, a fresh copy reads the output again; if the output itself did, there
-    is no next token, and `fault` says why.
+    back. If a draft did that, a fresh copy reads the output again, and no more is drafted; if the
+    output itself did, there is no next token, and `fault` says why.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class GrammarMask:
         self._tokens: list[int] = []  # what the matcher has consumed
         self._beyond = 0  # tokens since then: an end, or one that cannot come, and what followed
         self._failed: tuple[int, str] = (-1, "")
+        self._drafting = True
 
     def edit(self, row: Tensor) -> None:
         """See `engine.logits.LogitRule`."""
@@ -79,7 +80,7 @@ class GrammarMask:
 
     def legal(self, drafts: Seq[int]) -> int:
         """See `engine.types.OutputGrammar`."""
-        if self._beyond:
+        if self._beyond or not self._drafting:
             return 0
         end = next((i for i, token in enumerate(drafts) if token in self._ends), len(drafts))
         fit = self._sound().validate_tokens(list(drafts[:end]))
@@ -88,11 +89,11 @@ class GrammarMask:
 
     def forced(self, most: int) -> tuple[int, ...]:
         """See `engine.types.OutputGrammar`."""
-        if self._beyond or most < 1:
+        if self._beyond or not self._drafting:
             return ()
-        tokens = self._sound().compute_ff_tokens()
+        tokens = self._sound().compute_ff_tokens()[:most]
         end = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
-        forced = tuple(tokens[: min(end, most)])
+        forced = tuple(tokens[:end])
         if len(forced) < most and self._after(forced, lambda m: m.is_stopped()):
             return (*forced, self._ends[0])
         return forced
@@ -147,5 +148,7 @@ class GrammarMask:
         return self._matcher
 
     def _read_again(self) -> None:
+        self._drafting = False
         self._matcher = self._start.deep_copy()
-        self._matcher.consume_tokens(self._tokens)
+        for token in self._tokens:
+            self._matcher.consume_token(token)

@@ -275,14 +275,17 @@ def test_longest_goes_on_as_long_as_it_may() -> None:
         assert len(text_of(ids)) == 10
 
 
-def test_a_grammar_that_runs_into_its_limits_ends_its_request_alone() -> None:
-    deep = GrammarParams("lark", 'start: r0{1000}\nr0: r1{1000}\nr1: r2{1000}\nr2: "a"')
-    limited = Grammars(byte_level(), VOCAB, (EOS,), most_items=1000)
-    served = TinyRig("llama", "grammar,ngram", vocab=VOCAB, grammars=limited)
+DEEP = GrammarParams("lark", 'start: r0{1000}\nr0: r1{1000}\nr1: r2{1000}\nr2: "a"')
+
+
+@pytest.mark.parametrize("drafts", ["none", "grammar,ngram"])
+def test_a_grammar_that_runs_into_its_limits_ends_its_request_alone(drafts: str) -> None:
+    limited = Grammars(byte_level(), VOCAB, (EOS,), most_items=300)
+    served = TinyRig("llama", drafts, vocab=VOCAB, grammars=limited)
     good = replace(requests()[4], id="good")
-    bad = [replace(requests()[i], id=f"bad{i}", grammar=deep) for i in range(8)]
+    bad = [replace(requests()[i], id=f"bad{i}", grammar=DEEP) for i in range(8)]
     done = finishes(served, [*bad[:4], good, *bad[4:]])
-    assert done["good"][1].reason is FinishReason.EOS
+    assert tuple(done["good"][0]) == plainly()[4]
     for request in bad:
         _, finish = done[request.id]
         assert finish.reason is FinishReason.ERROR
@@ -290,6 +293,24 @@ def test_a_grammar_that_runs_into_its_limits_ends_its_request_alone() -> None:
     # One after another: a request that fails must not look like a broken device.
     for i, request in enumerate(bad):
         assert finishes(served, [request])[f"bad{i}"][1].reason is FinishReason.ERROR
+
+
+def test_a_matcher_that_failed_on_a_draft_goes_on_without_it() -> None:
+    """Here the failing matcher is one that was misled, since it cannot go back."""
+    rule, other = mask(), mask()
+    for token in byte_level().encode("ab ", add_special_tokens=False).ids:
+        rule.push(token)
+        other.push(token)
+    rule._matcher.consume_token(EOS + 1)
+    assert rule._matcher.is_error()
+    assert edited(rule) == edited(other)
+    rule.pop()
+    rule._matcher.consume_token(EOS + 1)
+    rule.pop()
+    other.pop()
+    other.pop()
+    assert edited(rule) == edited(other)
+    assert rule.fault == ""
 
 
 @pytest.mark.parametrize(
