@@ -108,8 +108,8 @@ class Grammars:
 
 
 def source(kind: str, text: str) -> str:
-    """The grammar in llguidance's own form. Raises InvalidRequest for a schema that is no JSON, or
-    a kind that is not known."""
+    """The grammar in llguidance's own form. Raises InvalidRequest for a schema that is no JSON
+    object, or a kind that is not known."""
     from llguidance import LLMatcher
 
     match kind:
@@ -119,7 +119,8 @@ def source(kind: str, text: str) -> str:
                     text, defaults={"whitespace_flexible": False}
                 )
             except ValueError as error:
-                raise InvalidRequest(f"the schema is no JSON: {first_line(str(error))}") from error
+                cause = first_line(str(error))
+                raise InvalidRequest(f"the schema is no JSON object: {cause}") from error
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "lark":
