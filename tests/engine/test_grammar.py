@@ -30,7 +30,7 @@ from engine.types import (
     StopParams,
 )
 from tests.engine.test_runner import TinyRig
-from tests.engine.vocabularies import END, byte_level
+from tests.engine.vocabularies import END, KINDS, byte_level, encode
 
 VOCAB = 420
 (EOS,) = (byte_level().token_to_id(END),)
@@ -352,3 +352,27 @@ def test_the_oldest_grammar_goes_first() -> None:
     few.matcher(c)
     assert few.matcher(a) is first
     assert few._find(("regex", "b")) is None
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_any_kind_of_tokenizer_works_or_says_that_it_does_not(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    end = tokenizer.token_to_id(END)
+    made = Grammars(tokenizer, size, (end,))
+    params = GrammarParams("lark", 'start: "def f(x): return" | "a b"')
+    if kind == "metaspace":  # not read by llguidance 1.9
+        with pytest.raises(InvalidRequest, match="decoder"):
+            made.matcher(params)
+        return
+    rule = GrammarMask(made.matcher(params), (end,), size)
+    for token in (*encode(tokenizer, "def f(x): return"), end):
+        row = torch.zeros(size)
+        rule.edit(row)
+        if kind == "byte-level":
+            assert row[token].isfinite()
+        allowed = row.isfinite().nonzero()[:, 0].tolist()
+        if allowed == [end]:
+            break
+        rule.push(token if token in allowed else allowed[-1])
+    assert rule.fault == ""
