@@ -2,7 +2,7 @@
 
 Of a grammar that can only end, one end-of-sequence token is all that is left, whatever other rules
 say: so the output ends there, with EOS. What drafts bring after that end, or against the grammar,
-is counted and taken back like any other draft; no row after it is drawn from.
+is counted and taken back like any other draft; what is drawn after it is dropped.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ class GrammarMask:
         self._longest = longest
         self._tokens: list[int] = []  # what the matcher has consumed
         self._beyond = 0  # tokens since then: an end, or one that cannot come, and what followed
+        self._ended = False  # it was an end
         self._failed: tuple[int, str] = (-1, "")
         self._drafting = True
 
     def edit(self, row: Tensor) -> None:
         """See `engine.logits.LogitRule`."""
+        if self._ended:
+            return  # some token must be drawn for the end before it to count as accepted
         allowed = self._allowed()
         if allowed is None:
             row.fill_(-math.inf)
@@ -65,6 +68,7 @@ class GrammarMask:
         """See `engine.logits.LogitRule`."""
         if self._beyond:
             self._beyond -= 1
+            self._ended = self._ended and self._beyond > 0
             return
         self._tokens.pop()
         if not self._matcher.is_error() and not self._matcher.rollback(1):
@@ -120,6 +124,7 @@ class GrammarMask:
     def _consume(self, token: int) -> bool:
         matcher = self._sound()
         if token in self._ends and matcher.is_accepting():
+            self._ended = True
             return False
         if matcher.try_consume_tokens([token]) != 1:
             if matcher.is_error():

@@ -175,14 +175,17 @@ def test_drafts_and_company_change_nothing(drafts: str, drafted: int) -> None:
 
 
 def test_what_is_forced_is_accepted_and_costs_no_step_of_its_own() -> None:
-    asked = [r for r in requests() if r.grammar == CASES["schema"].params]
+    wordy = [CASES[name].params for name in ("schema", "date", "choice")]
+    asked = [r for r in requests() if r.grammar in wordy]
     steps = {}
     for drafts in ("none", "grammar"):
         served = rig(drafts, drafted=8)
         done = finishes(served, asked)
         steps[drafts] = sum(finish.target_steps for _, finish in done.values())
-        stats = sum(r.drafted for r in served.observer.reports)
-        assert stats == sum(r.accepted for r in served.observer.reports)
+        drafted = sum(r.drafted for r in served.observer.reports)
+        accepted = sum(r.accepted for r in served.observer.reports)
+        assert drafted == accepted
+        assert (drafted > 40) == (drafts == "grammar")
     assert steps["grammar"] < 0.7 * steps["none"]
 
 
