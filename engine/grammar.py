@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -48,7 +49,7 @@ class Grammars:
         self._most_items = most_items
         self._most_kept = kept
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Key, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Key, LLMatcher | str] = OrderedDict()  # or what is wrong
         self._keeping = threading.Lock()
         self._compiling = threading.Lock()
         self.ends = tuple(ends)
@@ -59,13 +60,13 @@ class Grammars:
         found = self._find(key)
         if found is None:
             with self._compiling:  # one at a time: they would take the engine's cores
-                found = self._find(key) or self._compile(*key)
+                found = self._find(key) or self._outcome(*key)
             with self._keeping:
                 self._compiled[key] = found
                 if len(self._compiled) > self._most_kept:
                     self._compiled.popitem(last=False)
-        if found.is_error():
-            raise InvalidRequest(f"the grammar does not compile: {first_line(found.get_error())}")
+        if isinstance(found, str):
+            raise InvalidRequest(found)
         return found
 
     def prepare(self, request: Request, then: Callable[[], None]) -> bool:
@@ -76,25 +77,27 @@ class Grammars:
             return True
 
         def work() -> None:
-            try:
+            with suppress(InvalidRequest):  # it is told when the request is taken
                 self.matcher(params)
-            except InvalidRequest:
-                pass  # it is told when the request is taken
-            finally:
-                then()
+            then()
 
         threading.Thread(target=work, name="grammar", daemon=True).start()
         return False
 
-    def _find(self, key: Key) -> LLMatcher | None:
+    def _find(self, key: Key) -> LLMatcher | str | None:
         with self._keeping:
             found = self._compiled.get(key)
             if found is not None:
                 self._compiled.move_to_end(key)
         return found
 
-    def _compile(self, kind: str, text: str) -> LLMatcher:
-        """In an error state if it does not."""
+    def _outcome(self, kind: str, text: str) -> LLMatcher | str:
+        try:
+            return self._compile(source(kind, text))
+        except Exception as error:  # a vocabulary that the library cannot read raises ValueError
+            return first_line(str(error)) or type(error).__name__
+
+    def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
         if self._vocabulary is None:
@@ -104,12 +107,15 @@ class Grammars:
         limits = LLParserLimits(
             max_lexer_states=MOST_STATES, step_max_items=self._most_items, verbose_errors=False
         )
-        return LLMatcher(self._vocabulary, source(kind, text), log_level=0, limits=limits)
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(f"the grammar does not compile: {first_line(matcher.get_error())}")
+        return matcher
 
 
 def source(kind: str, text: str) -> str:
-    """The grammar in llguidance's own form. Raises InvalidRequest for a schema that is no JSON, or
-    a kind that is not known."""
+    """The grammar in llguidance's own form. Raises ValueError for a schema that is no JSON
+    object, or a kind that is not known."""
     from llguidance import LLMatcher
 
     match kind:
@@ -119,13 +125,13 @@ def source(kind: str, text: str) -> str:
                     text, defaults={"whitespace_flexible": False}
                 )
             except ValueError as error:
-                raise InvalidRequest(f"the schema is no JSON: {first_line(str(error))}") from error
+                raise ValueError(f"the schema is no JSON object: {error}") from error
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "lark":
             return LLMatcher.grammar_from_lark(text)
         case _:
-            raise InvalidRequest(f"unknown kind of grammar {kind!r}")
+            raise ValueError(f"unknown kind of grammar {kind!r}")
 
 
 def first_line(text: str) -> str:

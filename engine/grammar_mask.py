@@ -2,7 +2,7 @@
 
 Of a grammar that can only end, one end-of-sequence token is all that is left, whatever other rules
 say: so the output ends there, with EOS. What drafts bring after that end, or against the grammar,
-is counted and taken back like any other draft; no row after it is drawn from.
+is counted and taken back like any other draft; what is drawn after it is dropped.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class GrammarMask:
     """`LogitRule` and `OutputGrammar` over a copy of `start`. `ends` are not empty.
 
     A matcher that fails (its limits of time or memory for one token) stays failed and cannot go
-    back. If a draft did that, a fresh copy reads the output again; if the output itself did, there
-    is no next token, and `fault` says why.
+    back. If a draft did that, a fresh copy reads the output again, and no more is drafted; if the
+    output itself did, there is no next token, and `fault` says why.
     """
 
     def __init__(
@@ -42,10 +42,14 @@ class GrammarMask:
         self._longest = longest
         self._tokens: list[int] = []  # what the matcher has consumed
         self._beyond = 0  # tokens since then: an end, or one that cannot come, and what followed
+        self._ended = False  # it was an end
         self._failed: tuple[int, str] = (-1, "")
+        self._drafting = True
 
     def edit(self, row: Tensor) -> None:
         """See `engine.logits.LogitRule`."""
+        if self._ended:
+            return  # some token must be drawn for the end before it to count as accepted
         allowed = self._allowed()
         if allowed is None:
             row.fill_(-math.inf)
@@ -64,6 +68,7 @@ class GrammarMask:
         """See `engine.logits.LogitRule`."""
         if self._beyond:
             self._beyond -= 1
+            self._ended = self._ended and self._beyond > 0
             return
         self._tokens.pop()
         if not self._matcher.is_error() and not self._matcher.rollback(1):
@@ -79,7 +84,7 @@ class GrammarMask:
 
     def legal(self, drafts: Seq[int]) -> int:
         """See `engine.types.OutputGrammar`."""
-        if self._beyond:
+        if self._beyond or not self._drafting:
             return 0
         end = next((i for i, token in enumerate(drafts) if token in self._ends), len(drafts))
         fit = self._sound().validate_tokens(list(drafts[:end]))
@@ -88,11 +93,11 @@ class GrammarMask:
 
     def forced(self, most: int) -> tuple[int, ...]:
         """See `engine.types.OutputGrammar`."""
-        if self._beyond or most < 1:
+        if self._beyond or not self._drafting:
             return ()
-        tokens = self._sound().compute_ff_tokens()
+        tokens = self._sound().compute_ff_tokens()[:most]
         end = next((i for i, token in enumerate(tokens) if token in self._ends), len(tokens))
-        forced = tuple(tokens[: min(end, most)])
+        forced = tuple(tokens[:end])
         if len(forced) < most and self._after(forced, lambda m: m.is_stopped()):
             return (*forced, self._ends[0])
         return forced
@@ -119,6 +124,7 @@ class GrammarMask:
     def _consume(self, token: int) -> bool:
         matcher = self._sound()
         if token in self._ends and matcher.is_accepting():
+            self._ended = True
             return False
         if matcher.try_consume_tokens([token]) != 1:
             if matcher.is_error():
@@ -147,5 +153,7 @@ class GrammarMask:
         return self._matcher
 
     def _read_again(self) -> None:
+        self._drafting = False
         self._matcher = self._start.deep_copy()
-        self._matcher.consume_tokens(self._tokens)
+        for token in self._tokens:
+            self._matcher.consume_token(token)

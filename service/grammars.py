@@ -114,11 +114,16 @@ class GrammarChecks:
         else:
             task = asyncio.ensure_future(self._ask(key, grammar, info))
             self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            task.add_done_callback(self._asked)
             # Shielded: if the caller goes, the answer must not be taken for that to the next one.
             wrong = await asyncio.shield(task)
         if wrong:
             raise invalid([(path, wrong)])
+
+    def _asked(self, task: asyncio.Task[str]) -> None:
+        self._asking.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits gets it; nobody may be left
 
     async def close(self) -> None:
         """End the process; nothing is checked afterwards."""
