@@ -181,8 +181,22 @@ def _feed(work: Work, proposal: Proposal) -> Feed:
     sample = 1 + len(proposal.tokens) if work.samples else 0
     request = seq.request
     return Feed(
-        tokens, work.start, seq.table.ids, sample, request.sampling, seq.rules, request.output
+        tokens,
+        work.start,
+        seq.table.ids,
+        sample,
+        request.sampling,
+        seq.rules,
+        request.output,
+        _known(work) if seq.untold else (),
     )
+
+
+def _known(work: Work) -> tuple[int, ...]:
+    """Tokens that follow rows of the prompt and are yet to be told. There is no output yet, so
+    these rows are the last ones before those to sample."""
+    first = max(work.start, work.seq.told)
+    return work.seq.request.prompt[first + 1 : work.start + work.count + 1]
 
 
 def _cause(error: Exception) -> str:

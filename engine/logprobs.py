@@ -8,26 +8,42 @@ its values have the same bits in any company and behind any drafts.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from torch import Tensor
 
-from engine.types import Feed, Logprobs
+from engine.types import Drawn, Feed, Logprobs
 
 
-def rows_to_tell(feed: Feed, rows: Tensor) -> Tensor:
-    """Of the rows to be sampled, before rules change them in place: those that logprobs are of."""
-    return rows if feed.rules is None or feed.output.processed_logprobs else rows.clone()
+class Rows(NamedTuple):
+    """Those of a feed that logprobs are of: behind which a token is `known`, and `drawn` ones."""
+
+    known: Tensor
+    drawn: Tensor
 
 
-def tell(feed: Feed, rows: Tensor, tokens: Seq[int]) -> tuple[Logprobs, ...]:
-    """Of `tokens`, each drawn in one of `rows`, up to the first that is not what was drafted:
-    nobody will ask about those behind it."""
+def rows_to_tell(feed: Feed, known: Tensor, sampled: Tensor) -> Rows:
+    """To be taken before rules change `sampled` in place."""
+    as_it_will_be = feed.rules is None or feed.output.processed_logprobs
+    return Rows(known, sampled if as_it_will_be else sampled.clone())
+
+
+def tell(feed: Feed, rows: Rows, tokens: tuple[int, ...]) -> Drawn:
+    """`tokens`, each drawn in one of `rows.drawn`, and what is asked about them and about those
+    that are known."""
+    count = feed.output.prompt_logprobs or 0
+    known = (logprobs(r, t, count) for r, t in zip(rows.known, feed.known, strict=True))
+    return Drawn(tokens, _tell_drawn(feed, rows.drawn, tokens), tuple(known))
+
+
+def _tell_drawn(feed: Feed, rows: Tensor, tokens: Seq[int]) -> tuple[Logprobs, ...]:
+    """Up to the first that is not what was drafted: nobody will ask about those behind it."""
     count = feed.output.logprobs
     if count is None:
         return ()
     temperature = feed.sampling.temperature if feed.output.processed_logprobs else 0.0
     told = []
-    for row, token, draft in zip(rows, tokens, (*feed.drafts, None), strict=True):
+    for row, token, draft in zip(rows, tokens, (*feed.drafts, None), strict=False):
         told.append(logprobs(row, token, count, temperature))
         if token != draft:
             break

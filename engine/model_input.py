@@ -16,7 +16,7 @@ from engine.types import Feed
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the sampler needs per sampled row; R rows. See `kernels.reference.sample_rows`."""
+    """What the sampler needs per sampled row. See `kernels.reference.sample_rows`."""
 
     temperature: Tensor
     top_k: Tensor
@@ -33,7 +33,8 @@ class ModelInput:
     `token_ids`, `positions` int64 (T); `slots` int64 (T), where each row's K/V goes;
     `block_tables` int32 (S, most blocks), zero padded; `cu_query` int32 (S + 1), offsets of the
     sequences' rows; `context_lens` int32 (S), KV length with these rows; `logit_rows` int64 (R),
-    the rows to sample; `draws` how.
+    the rows whose logits are needed; `sampled` int64, which of these are drawn from (None: all);
+    `draws` how.
     """
 
     token_ids: Tensor
@@ -43,6 +44,7 @@ class ModelInput:
     cu_query: Tensor
     context_lens: Tensor
     logit_rows: Tensor
+    sampled: Tensor | None
     draws: Draws
 
     @staticmethod
@@ -51,6 +53,7 @@ class ModelInput:
         lens = np.array([len(f.tokens) for f in feeds])
         starts = np.array([f.start for f in feeds])
         sampled = np.array([f.sample for f in feeds])
+        known = np.array([len(f.known) for f in feeds])
         tables = _tables(feeds)
         ends = lens.cumsum()
         rows = np.arange(ends[-1])
@@ -60,7 +63,11 @@ class ModelInput:
         token_ids[:] = [token for f in feeds for token in f.tokens]
         np.add(rows, (starts + lens - ends)[owner], out=positions)
         np.add(tables[owner, positions // block_size] * block_size, positions % block_size, slots)
-        logit_rows = np.flatnonzero(rows >= (ends - sampled)[owner])
+        drawn = logit_rows = np.flatnonzero(rows >= (ends - sampled)[owner])
+        among = None
+        if known.any():
+            logit_rows = np.flatnonzero(rows >= (ends - sampled - known)[owner])
+            among = torch.from_numpy(np.searchsorted(logit_rows, drawn)).to(device)
         by_sequence = np.zeros((2, len(feeds) + 1), np.int32)
         by_sequence[0, 1:] = ends
         by_sequence[1, 1:] = starts + lens
@@ -74,7 +81,8 @@ class ModelInput:
             cu_query,
             context_lens[1:],
             torch.from_numpy(logit_rows).to(device),
-            _draws(feeds, sampled, positions[logit_rows] + 1, device),
+            among,
+            _draws(feeds, sampled, positions[drawn] + 1, device),
         )
 
 

@@ -67,7 +67,10 @@ class PrefixCache:
 
     def look_up(self, seq: Sequence) -> Hit:
         """The last token is never part of a hit: its row is what the next one is drawn from. If all
-        blocks are found, that row goes into the last of them, which the pool then copies."""
+        blocks are found, that row goes into the last of them, which the pool then copies. Whose
+        prompt is to be told token by token needs all of its rows."""
+        if seq.untold:
+            return Hit()
         pool, size = self._pool, self._pool.block_size
         blocks: list[int] = []
         for index in range(len(seq.tokens) // size):

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from engine.errors import ModelError
 from engine.kv_cache import KVCache
-from engine.logprobs import rows_to_tell, tell
+from engine.logprobs import Rows, rows_to_tell, tell
 from engine.model_input import ModelInput
 from engine.types import Drawn, Feed
 from kernels.ops import Ops
@@ -136,8 +136,7 @@ class PagedModel:
             ids = iter(self._draw(batch, logits))
             drawn = [Drawn(tuple(islice(ids, f.sample))) for f in feeds]
             for i, rows in told.items():
-                tokens = drawn[i].tokens
-                drawn[i] = Drawn(tokens, tell(feeds[i], rows, tokens))
+                drawn[i] = tell(feeds[i], rows, drawn[i].tokens)
         return drawn
 
     def logits(self, batch: ModelInput) -> Tensor:
@@ -145,6 +144,8 @@ class PagedModel:
         return self._network.logits(batch)[:, : self._vocab_size]
 
     def _draw(self, batch: ModelInput, logits: Tensor) -> list[int]:
+        if batch.sampled is not None:
+            logits = logits[batch.sampled]
         if not len(logits):
             return []
         d = batch.draws
@@ -155,17 +156,15 @@ class PagedModel:
         return tokens
 
 
-def _process(feeds: Seq[Feed], logits: Tensor) -> dict[int, Tensor]:
+def _process(feeds: Seq[Feed], logits: Tensor) -> dict[int, Rows]:
     """Change the rows of the feeds that have rules. Returns, by feed, rows to tell logprobs of."""
-    told: dict[int, Tensor] = {}
-    row = 0
+    told: dict[int, Rows] = {}
+    end = 0
     for i, feed in enumerate(feeds):
-        asked = feed.output.logprobs is not None
-        if feed.sample and (asked or feed.rules is not None):
-            rows = logits[row : row + feed.sample]
-            if asked:
-                told[i] = rows_to_tell(feed, rows)
-            if feed.rules is not None:
-                feed.rules.apply(rows, feed.drafts)
-        row += feed.sample
+        first, start = end, end + len(feed.known)
+        end = start + feed.sample
+        if feed.output.logprobs is not None or feed.known:
+            told[i] = rows_to_tell(feed, logits[first:start], logits[start:end])
+        if feed.rules is not None and feed.sample:
+            feed.rules.apply(logits[start:end], feed.drafts)
     return told

@@ -263,10 +263,11 @@ class Scheduler:
         computed = max(0, min(seq.computed, len(seq.request.prompt)) - work.start)
         self._policy.charge(seq, computed, len(tokens))
         logprobs = verdict.logprobs[: len(tokens)]
-        chunk = TokenChunk(seq.request.id, offset, tokens, text, None, logprobs)
+        seq.told += len(verdict.known)
+        chunk = TokenChunk(seq.request.id, offset, tokens, text, None, logprobs, verdict.known)
         if finish is not None:
             return self._end(seq, finish, now, chunk)
-        return chunk if tokens else None
+        return chunk if tokens or verdict.known else None
 
     def _emit(
         self, seq: Sequence, proposal: Proposal, verdict: Verdict, now: float

@@ -101,12 +101,14 @@ class OutputParams:
 
     `logprobs`: each token comes with its `Logprobs` and so many alternatives (None: without). They
     are of the model's own distribution, or, if `processed_logprobs`, of the one after
-    `SamplingParams.logits` and temperature."""
+    `SamplingParams.logits` and temperature. `prompt_logprobs`: so does each token of the prompt but
+    the first, always of the model's own."""
 
     include_stop: bool = False
     keep_special_tokens: bool = False
     logprobs: int | None = None
     processed_logprobs: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,8 @@ class Logprobs(NamedTuple):
 class TokenChunk:
     """What leaves the engine for one generation: `tokens` follow the first `offset` ones.
 
-    `logprobs` has one entry per token, or none if they were not asked for.
+    `logprobs` has one entry per token, or none if they were not asked for. `prompt_logprobs` are
+    those of the next tokens of the prompt; together, in order, of all but the first.
     """
 
     request_id: str
@@ -213,6 +216,7 @@ class TokenChunk:
     text: str
     finish: Finish | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
     def __reduce__(self) -> tuple[type[TokenChunk], tuple[object, ...]]:
         # Dozens cross the process line in each step; what pickle does by itself takes five times
@@ -224,6 +228,7 @@ class TokenChunk:
             self.text,
             self.finish,
             self.logprobs,
+            self.prompt_logprobs,
         )
         return TokenChunk, fields
 
@@ -306,6 +311,7 @@ class Sequence:
     rules: LogitRules | None = None  # None: logits are drawn from as they are
     computed: int = 0
     drafted: int = 0
+    told: int = 0  # tokens of the prompt, from the second on, whose logprobs are delivered
     finish: Finish | None = None
     # Names of its full blocks for the prefix cache, as far as they were needed (`engine.prefix`).
     names: list[bytes] = field(default_factory=list)
@@ -326,6 +332,12 @@ class Sequence:
     def goal(self) -> int:
         """How far `computed` must get before a token can be sampled (or a prefill-only ends)."""
         return len(self.tokens) - self.request.prefill_only
+
+    @property
+    def untold(self) -> bool:
+        """Whether rows of the prompt must be computed for their logprobs."""
+        request = self.request
+        return request.output.prompt_logprobs is not None and self.told < len(request.prompt) - 1
 
     @property
     def left(self) -> int:
@@ -390,13 +402,14 @@ class Verdict:
     """Outcome of verification: keep `accepted` drafts, then `next_token`.
 
     (0, None) iff the work does not sample. `error` set: this sequence failed in this step.
-    `logprobs` are of the kept drafts and of `next_token`, if asked for.
+    `logprobs` are of the kept drafts and of `next_token`, if asked for, `known` as in `Drawn`.
     """
 
     accepted: int = 0
     next_token: int | None = None
     error: str = ""
     logprobs: tuple[Logprobs, ...] = ()
+    known: tuple[Logprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +420,9 @@ class Feed:
     `sample` rows each yield a token: the row of position p yields the one for position p + 1,
     drawn with the noise of that position, from logits that `rules` has changed: all but the first
     of these rows are of drafts. `output` says which logprobs are wanted.
+
+    The rows before these, as many as `known`, are asked how likely those tokens are, each of which
+    follows its row.
     """
 
     tokens: tuple[int, ...]
@@ -416,6 +432,7 @@ class Feed:
     sampling: SamplingParams
     rules: LogitRules | None = None
     output: OutputParams = OutputParams()
+    known: tuple[int, ...] = ()
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -427,10 +444,11 @@ class Feed:
 class Drawn:
     """What a pass gives for one feed: its `sample` tokens in row order, -1 where the row's logits
     were not usable (NaN); and, if the feed asks for them, the logprobs of these tokens, at least up
-    to the first that differs from its draft."""
+    to the first that differs from its draft. `known` are those of the feed's `known` tokens."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
+    known: tuple[Logprobs, ...] = ()
 
 
 class Model(Protocol):

@@ -32,7 +32,7 @@ def _verdict(drafts: tuple[int, ...], drawn: Drawn | str) -> Verdict:
         return Verdict(error=drawn)
     own = drawn.tokens
     if not own:
-        return Verdict()
+        return Verdict(known=drawn.known)
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == own[accepted]:
         accepted += 1
@@ -40,4 +40,5 @@ def _verdict(drafts: tuple[int, ...], drawn: Drawn | str) -> Verdict:
         if not accepted:
             return Verdict(error=NOT_USABLE)
         accepted -= 1  # What was right before the bad row is delivered, as without drafts.
-    return Verdict(accepted, own[accepted], logprobs=drawn.logprobs[: accepted + 1])
+    logprobs = drawn.logprobs[: accepted + 1]
+    return Verdict(accepted, own[accepted], logprobs=logprobs, known=drawn.known)

@@ -357,22 +357,24 @@ def _stopping(
 
 def _output(params: pb.GenerationParams, found: Violations) -> OutputParams:
     output = params.output
-    count = output.logprobs if output.HasField("logprobs") else None
+    counts: dict[str, int | None] = {}
+    for name in ("logprobs", "prompt_logprobs"):
+        count = counts[name] = getattr(output, name) if output.HasField(name) else None
+        found.need(
+            count is None or 0 <= count <= MAX_LOGPROBS,
+            f"output.{name}",
+            f"must be in [0, {MAX_LOGPROBS}], got {count}",
+        )
     found.need(
-        count is None or 0 <= count <= MAX_LOGPROBS,
-        "output.logprobs",
-        f"must be in [0, {MAX_LOGPROBS}], got {count}",
-    )
-    found.need(
-        count is not None or not output.processed_logprobs,
+        counts["logprobs"] is not None or not output.processed_logprobs,
         "output.processed_logprobs",
         "means nothing without output.logprobs",
     )
     return OutputParams(
         include_stop=params.stopping.include_stop,
         keep_special_tokens=output.keep_special_tokens,
-        logprobs=count,
         processed_logprobs=output.processed_logprobs,
+        **counts,
     )
 
 

@@ -11,13 +11,14 @@ from service.status import failure
 
 def delta(chunk: TokenChunk) -> pb.Delta | None:
     """The output in a chunk; None if there is none."""
-    if not chunk.tokens and not chunk.text:
+    if not (chunk.tokens or chunk.text or chunk.prompt_logprobs):
         return None
     return pb.Delta(
         text=chunk.text,
         token_ids=chunk.tokens,
         seq=chunk.offset + len(chunk.tokens),
         logprobs=token_logprobs(chunk.logprobs),
+        prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
     )
 
 

@@ -19,7 +19,7 @@ from engine.client import EngineState
 from engine.observer import StepReport
 from engine.types import Finish, Logprobs, ModelInfo, TokenChunk
 
-# Tokens with logprobs in a chunk: up to 0.3 KiB each, clients accept messages of 4 MiB.
+# Logprobs in a chunk: those of a token take up to 0.3 KiB each, clients accept messages of 4 MiB.
 MOST_LOGPROBS = 1024
 
 
@@ -48,6 +48,7 @@ class Mailbox:
         self._offset = 0
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []
+        self._prompt: list[Logprobs] = []
         self._text: list[str] = []
         self._finish: Finish | None = None
         self._empty = True
@@ -57,11 +58,12 @@ class Mailbox:
         """Add the chunk that follows what was put before."""
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
+        self._prompt += chunk.prompt_logprobs
         if chunk.text:
             self._text.append(chunk.text)
         self._finish = chunk.finish
         self._empty = False
-        if len(self._logprobs) >= MOST_LOGPROBS:
+        if len(self._logprobs) + len(self._prompt) >= MOST_LOGPROBS:
             self._full.append(self._cut())
         self._outbox.mark(self)
 
@@ -83,9 +85,11 @@ class Mailbox:
             "".join(self._text),
             self._finish,
             tuple(self._logprobs),
+            tuple(self._prompt),
         )
         self._offset += len(self._tokens)
-        self._tokens, self._logprobs, self._text, self._empty = [], [], [], True
+        self._tokens, self._text, self._logprobs, self._prompt = [], [], [], []
+        self._empty = True
         return chunk
 
 

@@ -124,6 +124,7 @@ class GenerationService:
                 finished=finished(chunk.finish),
                 seed=generation.seed,
                 logprobs=token_logprobs(chunk.logprobs),
+                prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
             )
 
 
@@ -131,15 +132,18 @@ async def _whole(outbox: Outbox) -> TokenChunk:
     """All chunks of the one generation in `outbox`, as one."""
     tokens: list[int] = []
     logprobs: list[Logprobs] = []
+    prompt: list[Logprobs] = []
     text: list[str] = []
     finish: Finish | None = None
     while finish is None:
         chunk = await outbox.chunk()
         tokens += chunk.tokens
         logprobs += chunk.logprobs
+        prompt += chunk.prompt_logprobs
         text.append(chunk.text)
         finish = chunk.finish
-    return TokenChunk("", 0, tuple(tokens), "".join(text), finish, tuple(logprobs))
+    told = tuple(logprobs), tuple(prompt)
+    return TokenChunk("", 0, tuple(tokens), "".join(text), finish, *told)
 
 
 def _is_failure(finish: Finish) -> bool:

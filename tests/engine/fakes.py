@@ -91,13 +91,12 @@ class HashModel:
 
     def _draw(self, feed: Feed) -> Drawn:
         """A logprob says for which position it is."""
-        tokens, end = self._answers(feed), feed.start + len(feed.tokens)
-        if feed.output.logprobs is None:
-            return Drawn(tokens)
-        positions = range(end - feed.sample + 1, end + 1)
-        return Drawn(
-            tokens, tuple(Logprobs(t, -float(p)) for t, p in zip(tokens, positions, strict=True))
-        )
+        end = feed.start + len(feed.tokens) + 1
+        drawn = end - feed.sample
+        tokens = self._answers(feed)
+        known = _placed(feed.known, drawn - len(feed.known))
+        asked = feed.output.logprobs is not None
+        return Drawn(tokens, _placed(tokens, drawn) if asked else (), known)
 
     def _answers(self, feed: Feed) -> tuple[int, ...]:
         end = feed.start + len(feed.tokens)
@@ -109,6 +108,10 @@ class HashModel:
         return tuple(
             self._next(context[:n], feed.sampling) for n in range(end - feed.sample + 1, end + 1)
         )
+
+
+def _placed(tokens: Seq[int], start: int) -> tuple[Logprobs, ...]:
+    return tuple(Logprobs(t, -float(p)) for p, t in enumerate(tokens, start))
 
 
 class Watched:
@@ -344,6 +347,13 @@ class Rig:
         for chunk in chunks:
             assert len(chunk.logprobs) in (0, len(chunk.tokens))
         return [entry for chunk in chunks for entry in chunk.logprobs]
+
+    def prompt_logprobs(self, request_id: str) -> list[Logprobs]:
+        """Delivered logprobs of the prompt; checks that they come before what follows it."""
+        chunks = self.chunks.get(request_id, [])
+        for chunk in chunks:
+            assert not (chunk.prompt_logprobs and chunk.offset)
+        return [entry for chunk in chunks for entry in chunk.prompt_logprobs]
 
     def text(self, request_id: str) -> str:
         return "".join(c.text for c in self.chunks.get(request_id, []))

@@ -215,6 +215,9 @@ class ScriptedEngine:
         chunk = TokenChunk(request.id, live.sent, ids, text_of(count, live.sent))
         if request.output.logprobs is not None:
             chunk = replace(chunk, logprobs=logprobs_of(ids, request.output.logprobs))
+        if request.output.prompt_logprobs is not None and not live.sent:
+            told = logprobs_of(request.prompt[1:], request.output.prompt_logprobs)
+            chunk = replace(chunk, prompt_logprobs=told)
         live.sent += count
         if live.sent >= request.stopping.max_tokens:
             del self.live[request.id]

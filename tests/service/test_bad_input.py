@@ -85,6 +85,7 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     (stop("x" * 33), ["stopping.stop[0]"]),
     # output
     *[({"output": O(logprobs=v)}, ["output.logprobs"]) for v in (-1, 21, 2**31 - 1, -(2**31))],
+    *[({"output": O(prompt_logprobs=v)}, ["output.prompt_logprobs"]) for v in (-1, 21)],
     ({"output": O(processed_logprobs=True)}, ["output.processed_logprobs"]),
     # cache_salt, speculation, priority, timeout
     ({"cache_salt": "s" * 257}, ["cache_salt"]),

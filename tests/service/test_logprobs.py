@@ -46,6 +46,45 @@ async def test_as_many_as_ids_in_all_three_methods(served: Harness, count: int) 
     check(range(9), response.logprobs, count)
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
+async def test_those_of_the_prompt_in_all_three_methods(served: Harness, tokens: int) -> None:
+    prompt = pb.TokenIds(ids=range(5, 5 + 40))
+    params = pb.GenerationParams(
+        token_ids=prompt,
+        prefill_only=not tokens,
+        stopping=pb.Stopping(max_tokens=tokens),
+        output=pb.Output(prompt_logprobs=2),
+    )
+    session = await served.session()
+    await session.send(generation_id="a", start=params)
+    stream = served.generations.Generate(pb.GenerateRequest(params=params))
+    whole = served.generations.Complete(pb.CompleteRequest(params=params))
+    await served.engine.submitted(3)
+    for _ in range(max(tokens, 1)):
+        served.engine.step()
+    events = (await session.until_finished("a"))["a"]
+    for deltas in (
+        [e.delta for e in events if e.WhichOneof("event") == "delta"],
+        [r.delta async for r in stream if r.WhichOneof("event") == "delta"],
+        [await whole],
+    ):
+        assert not any(delta.logprobs for delta in deltas)
+        assert sum(len(delta.token_ids) for delta in deltas) == tokens
+        check(prompt.ids[1:], [entry for d in deltas for entry in d.prompt_logprobs], 2)
+
+
+async def test_a_delta_may_hold_those_of_the_prompt_alone(served: Harness) -> None:
+    session = await served.session()
+    await session.start("a", max_tokens=5, output=pb.Output(prompt_logprobs=0))
+    await session.event("accepted")
+    (request,) = served.engine.requests
+    told = logprobs_of(request.prompt[1:], 0)
+    served.engine.listener.deliver([TokenChunk(request.id, 0, (), "", prompt_logprobs=told)])
+    delta = (await session.event("delta")).delta
+    assert (delta.text, list(delta.token_ids), delta.seq) == ("", [], 0)
+    check(request.prompt[1:], delta.prompt_logprobs, 0)
+
+
 async def test_none_unless_asked_for(served: Harness) -> None:
     call = served.generations.Complete(pb.CompleteRequest(params=params_of(max_tokens=3)))
     await served.engine.submitted()
@@ -92,5 +131,5 @@ async def test_what_piled_up_leaves_in_messages_that_clients_accept(model_dir: P
 @pytest.mark.parametrize("count", [None, 0, 3])
 def test_they_cross_the_process_line(count: int | None) -> None:
     told = () if count is None else logprobs_of((1, 2), count)
-    chunk = TokenChunk("a", 5, (1, 2), "x", Finish(FinishReason.EOS), told)
+    chunk = TokenChunk("a", 5, (1, 2), "x", Finish(FinishReason.EOS), told, told[:1])
     assert pickle.loads(pickle.dumps(chunk)) == chunk
