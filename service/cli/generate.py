@@ -75,11 +75,10 @@ def generate(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")
     ] = False,
-<<<<<<< HEAD
     logprobs: Annotated[
         int | None,
         typer.Option(metavar="N", help="With --json: logprobs, and those of the N likeliest."),
-=======
+    ] = None,
     json_schema: Annotated[
         str | None,
         typer.Option(metavar="FILE|TEXT", help="The output is JSON that this schema accepts."),
@@ -94,7 +93,6 @@ def generate(
     grammar: Annotated[
         str | None,
         typer.Option(metavar="FILE|TEXT", help="The output is one of this Lark grammar's."),
->>>>>>> i4g
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")
