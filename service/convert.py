@@ -124,7 +124,7 @@ class Parsed:
                 )
                 least = self.stopping.min_tokens
                 forced = self._forced_tokens
-                most = room if self.max_tokens is None else wanted
+                most = room if self.max_tokens is None and not self.prefill_only else wanted
                 found.need(
                     forced <= most, "forced_text", f"{forced} tokens are more than the most, {most}"
                 )

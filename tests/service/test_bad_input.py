@@ -72,7 +72,47 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ],
     *[({"sampling": S(min_p=v)}, ["sampling.min_p"]) for v in (NAN, INF, -INF, -1e-9, 1.000001)],
     *[({"sampling": S(top_k=v)}, ["sampling.top_k"]) for v in (-1, -(2**31))],
+    *[
+        ({"sampling": S(repetition_penalty=v)}, ["sampling.repetition_penalty"])
+        for v in (NAN, INF, 0, -1, 10.001)
+    ],
+    *[
+        ({"sampling": S(**{name: v})}, [f"sampling.{name}"])
+        for name in ("presence_penalty", "frequency_penalty")
+        for v in (NAN, INF, -INF, 2.001, -2.001)
+    ],
+    *[({"sampling": S(typical_p=v)}, ["sampling.typical_p"]) for v in (NAN, 0, -1, 1.000001)],
+    *[
+        ({"sampling": S(logit_bias={token: value})}, [f"sampling.logit_bias[{token}]"])
+        for token, value in [(-1, 0), (VOCAB, 0), (2**63 - 1, 0), (1, NAN), (1, INF), (1, -100.1)]
+    ],
+    (
+        {"sampling": S(logit_bias={i: 1.0 for i in range(4097)})},
+        ["sampling.logit_bias"],
+    ),
+    ({"sampling": S(allowed_token_ids=pb.TokenIds())}, ["sampling.allowed_token_ids.ids"]),
+    (
+        {"sampling": S(allowed_token_ids=pb.TokenIds(ids=[1, VOCAB]))},
+        ["sampling.allowed_token_ids.ids[1]"],
+    ),
+    ({"sampling": S(banned_token_ids=[-1])}, ["sampling.banned_token_ids[0]"]),
+    ({"sampling": S(banned_token_ids=[0] * (VOCAB + 1))}, ["sampling.banned_token_ids"]),
+    ({"sampling": S(banned_token_ids=range(VOCAB))}, ["sampling.banned_token_ids"]),
+    (
+        {"sampling": S(allowed_token_ids=pb.TokenIds(ids=[1, 2]), banned_token_ids=[2, 1])},
+        ["sampling.banned_token_ids"],
+    ),
+    ({"sampling": S(bad_words=["ok", " "])}, ["sampling.bad_words[1]"]),
+    ({"sampling": S(bad_words=["x" * 257])}, ["sampling.bad_words[0]"]),
+    ({"sampling": S(bad_words=["x"] * 257)}, ["sampling.bad_words"]),
+    # forced_text
+    ({"forced_text": "x", "prefill_only": True}, ["forced_text"]),
+    ({"forced_text": "x" * 5000}, ["forced_text"]),
+    ({"forced_text": "some words", "stopping": T(max_tokens=1)}, ["forced_text"]),
     # stopping
+    *[({"stopping": T(min_tokens=v)}, ["stopping.min_tokens"]) for v in (-1, -(2**31), 2**31 - 1)],
+    ({"stopping": T(min_tokens=9, max_tokens=8)}, ["stopping.min_tokens"]),
+    ({"stopping": T(min_tokens=1), "prefill_only": True}, ["stopping.min_tokens"]),
     *[({"stopping": T(max_tokens=v)}, ["stopping.max_tokens"]) for v in (0, -1, -(2**31))],
     ({"stopping": T(max_tokens=CONTEXT - 1)}, ["stopping.max_tokens"]),  # prompt of 2
     ({"stopping": T(max_tokens=2**31 - 1)}, ["stopping.max_tokens"]),
