@@ -11,7 +11,7 @@ from engine.convert import truncate_layers
 from engine.types import Request, SamplingParams, StopParams
 from tests.engine.children import IDS, config_of, write_model
 from tests.fidelity.judge import Row
-from tests.fidelity.prompts import SAMPLINGS
+from tests.fidelity.prompts import RULES, SAMPLINGS, ruled
 from tests.fidelity.settings import SETTINGS, Setting
 from tests.fidelity.suite import Suite, share_of
 
@@ -36,7 +36,8 @@ def tiny_requests() -> list[Request]:
             drawn.temperature, drawn.top_k, drawn.top_p, drawn.min_p, seed=1000 + i
         )
         stopping = StopParams(rng.randint(12, 30))
-        requests.append(Request(f"r{i}", tuple(prompt), stopping, sampling, arrived=float(i)))
+        plain = Request(f"r{i}", tuple(prompt), stopping, sampling, arrived=float(i))
+        requests.append(ruled(plain, i, RULES))
     return requests
 
 

@@ -117,6 +117,7 @@ def table(rows: Seq[Row]) -> Table:
     by_axis: Counter[str] = Counter()
     for row in rows:
         by_axis.update(dict.fromkeys(row.axes, row.comparisons))
+        by_axis.update(row.ruled)
     by_axis["T = 0"] = sum(r.greedy for r in rows)
     by_axis["T = 0.8"] = sum(r.comparisons - r.greedy for r in rows)
     for axis, count in sorted(by_axis.items()):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.types import FinishReason, Request
 from tests.fidelity.bits import Digests
 from tests.fidelity.company import Output, Tally
+from tests.fidelity.prompts import rules_of
 from tests.fidelity.settings import WARM, Setting
 
 
@@ -40,6 +42,7 @@ class Row:
     axes: tuple[str, ...]
     comparisons: int = 0
     greedy: int = 0
+    ruled: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     cached: int = 0
     cancelled: int = 0
@@ -61,6 +64,7 @@ def judge(row: Row, request: Request, got: Output, want: Reference, digests: Dig
     assert got.finish is not None
     row.comparisons += 1
     row.greedy += request.sampling.temperature == 0
+    row.ruled.update(rules_of(request))
     row.tokens += len(got.tokens)
     row.cached += got.finish.cached_tokens
     if got.finish.reason is FinishReason.ERROR:

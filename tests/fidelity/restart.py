@@ -15,6 +15,7 @@ from engine.process import ProcessClient
 from engine.types import FinishReason, Request
 from tests.engine.listener import RecordingListener
 from tests.fidelity.judge import Reference, Row, difference
+from tests.fidelity.prompts import rules_of
 from tests.fidelity.settings import Setting
 
 PATIENCE_S = 600.0
@@ -74,6 +75,7 @@ def _judge(
     if whole:
         row.comparisons += 1
         row.greedy += request.sampling.temperature == 0
+        row.ruled.update(rules_of(request))
         row.tokens += len(got)
     else:
         want = want[: len(got)]

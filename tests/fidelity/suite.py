@@ -19,6 +19,7 @@ from engine.types import FinishReason, Request, SpeculationParams
 from tests.fidelity.bits import watch
 from tests.fidelity.company import Company, Ticks
 from tests.fidelity.judge import Reference, Row, digests_of, idle, judge, judge_cancelled
+from tests.fidelity.prompts import rules_of
 from tests.fidelity.settings import LONGEST_DRAFT, SETTINGS, WARM, Setting
 from tests.fidelity.sources import FLAW, KnownDraft, VaryingDraft
 
@@ -38,6 +39,8 @@ def share_of(
     start = sum(s.share for s in SETTINGS[: [s.name for s in SETTINGS].index(setting.name)])
     turn = [requests[order[(start + i) % len(order)]] for i in range(len(order))]
     fitting = [r for r in turn if not setting.tight or _longest(r) <= TIGHT_TOKENS]
+    if setting.continued:  # rules tell the output from the prompt
+        fitting = [r for r in fitting if not rules_of(r)]
     return fitting[: setting.share if limit is None else min(limit, setting.share)]
 
 
