@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -20,11 +21,13 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import Composite, DraftSource
 from engine.draft_gate import GatedDraft
+from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.errors import ConfigError, ModelError
 from engine.fused import FAMILIES
+from engine.grammar import Grammars
 from engine.kv_cache import KVCache, KVShape, blocks_that_fit
 from engine.loader import LoadedModel, check_same_vocabulary, load, resolve_device
 from engine.logits import logit_rules
@@ -127,7 +130,8 @@ def _load(config: EngineConfig, directory: str) -> LoadedModel:
 
 
 def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
-    """What `config.draft` names, each of them rested where it does not pay, and guarded."""
+    """What `config.draft` names, each of them rested where it does not pay, and guarded; before
+    them, if there are any, what grammars force."""
     target = models.target.loaded
     cheap = models.costs.cheap_rows(config.draft_rows)
     worth = models.costs.worth(min(config.max_draft_tokens, max(1, cheap - 1)))
@@ -139,7 +143,7 @@ def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
             source = ModelDraft(draft.paged, config.max_step_rows, draft.loaded.context_limit)
         gated = GatedDraft(source, worth, REST if worth < DEAR else DEAR_REST)
         sources.append(GuardedDraft(gated, target.vocab_size))
-    return sources
+    return [GuardedDraft(ForcedDraft(), target.vocab_size), *sources] if sources else []
 
 
 def assemble(
@@ -174,14 +178,19 @@ def assemble(
     )
     drafting = replace(config, draft_rows=models.costs.cheap_rows(config.draft_rows))
 
+    grammars = Grammars(target.tokenizer, info.vocab_size, info.eos_ids) if info.eos_ids else None
+
     def rules(request: Request) -> LogitRules | None:
-        return logit_rules(request, info.vocab_size)
+        return logit_rules(request, info.vocab_size, grammars)
 
     scheduler = Scheduler(
         drafting, pool, prefixes, ClassArrival(), texts, info.context_limit, rules
     )
-    target_model, draft = models.target.paged, Composite(sources)
-    return Built(Engine(scheduler, target_model, draft, copy_blocks, clock, observer), info)
+    target_model, draft = models.target.paged, LegalDraft(Composite(sources))
+    engine = Engine(scheduler, target_model, draft, copy_blocks, clock, observer)
+    if grammars is not None:
+        engine.prepare = grammars.prepare
+    return Built(engine, info)
 
 
 def _shape(loaded: LoadedModel, kv_dtype: str) -> KVShape:
@@ -263,6 +272,7 @@ def _info(
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "sampler": SAMPLER_VERSION,
+        "grammars": version("llguidance"),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     because = _not_strict_because(config, pooled, num_blocks, digest[:32])

@@ -31,11 +31,17 @@ MAX_FAILED_STEPS = 5
 MAX_EMPTY_PLANS = 100
 
 
+# Whether a request can be submitted at once; if not, what it needs (a grammar) is made in another
+# thread, which then calls.
+Prepare = Callable[[Request, Callable[[], None]], bool]
+
+
 class Engine:
     """Advances all sequences together. Single-threaded: one caller owns it.
 
     `clock` gives monotonic seconds. `model` is the target. `copy_blocks` copies KV blocks, by
-    (from, to), in the pools of all models.
+    (from, to), in the pools of all models. Whoever must not be kept waiting asks `prepare` before
+    `submit`.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class Engine:
         self._failed_steps = 0
         self._stalled = 0
         self.observer_errors = 0
+        self.prepare: Prepare = lambda request, then: True
 
     def submit(self, request: Request) -> None:
         """Queue a request; one that can never be served ends at once with ERROR."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from engine.core import Engine
 from engine.messages import Cancel, Command, Stepped, Stop, Submit
 from engine.observer import StepReport
-from engine.types import FinishReason
+from engine.types import FinishReason, Request
 
 
 class Inbox:
@@ -53,7 +53,8 @@ class Host:
     """Runs an engine until a Stop arrives; then every live generation ends with DRAINED.
 
     `send` gets one `Stepped` per step, and one before it if something has ended meanwhile. While
-    there is nothing to do the host sleeps.
+    there is nothing to do the host sleeps. A request that is not ready is held until it is; no step
+    waits for it.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Host:
         self._reports = reports
         self._inbox = inbox
         self._send = send
+        self._held: dict[str, FinishReason | None] = {}  # by id; the reason if cancelled meanwhile
         self._stopped = False
 
     def run(self) -> None:
@@ -85,10 +87,21 @@ class Host:
         for command in self._inbox.drain():
             match command:
                 case Submit(request):
-                    self._engine.submit(request)
+                    self._submit(request)
+                case Cancel(request_id, reason) if request_id in self._held:
+                    self._held[request_id] = reason
                 case Cancel(request_id, reason):
                     self._engine.cancel(request_id, reason)
                 case Stop():
                     for request_id in self._engine.scheduler.live:
                         self._engine.cancel(request_id, FinishReason.DRAINED)
                     self._stopped = True
+
+    def _submit(self, request: Request) -> None:
+        if not self._engine.prepare(request, lambda: self._inbox.put(Submit(request))):
+            self._held.setdefault(request.id, None)
+            return
+        self._engine.submit(request)
+        reason = self._held.pop(request.id, None)
+        if reason is not None:
+            self._engine.cancel(request.id, reason)

@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.errors import InvalidRequest
+from engine.grammar import Grammars
+from engine.grammar_mask import GrammarMask
 from engine.types import LogitParams, Request
 
 NONE = LogitParams()
@@ -39,10 +42,11 @@ class LogitRule(Protocol):
 
 
 class Chain:
-    """`LogitRules` of rules in order."""
+    """`LogitRules` of rules in order, one of which may be that of `grammar`."""
 
-    def __init__(self, rules: Seq[LogitRule]) -> None:
+    def __init__(self, rules: Seq[LogitRule], grammar: GrammarMask | None = None) -> None:
         self._rules = tuple(rules)
+        self.grammar = grammar
 
     def apply(self, logits: Tensor, drafts: Seq[int]) -> None:
         """See `engine.types.LogitRules`."""
@@ -66,11 +70,27 @@ class Chain:
                 rule.push(token)
 
 
-def logit_rules(request: Request, vocab_size: int) -> Chain | None:
-    """The rules that a request's parameters ask for; None if they ask for none."""
+def logit_rules(
+    request: Request, vocab_size: int, grammars: Grammars | None = None
+) -> Chain | None:
+    """The rules that a request's parameters ask for; None if they ask for none.
+
+    Raises InvalidRequest for a grammar that does not compile, or if there are no `grammars`.
+    """
     params, stopping = request.sampling.logits, request.stopping
-    if params == NONE and not stopping.min_tokens:
+    if params == NONE and not stopping.min_tokens and request.grammar is None:
         return None
+    rules = _before_grammar(request, vocab_size)
+    grammar = _grammar(request, vocab_size, grammars)
+    if grammar is not None:
+        rules.append(grammar)
+    if params.typical_p < 1 and request.sampling.temperature > 0:
+        rules.append(Typical(params.typical_p, request.sampling.temperature))
+    return Chain(rules, grammar)
+
+
+def _before_grammar(request: Request, vocab_size: int) -> list[LogitRule]:
+    params, stopping = request.sampling.logits, request.stopping
     rules: list[LogitRule] = []
     penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     if penalties != (1.0, 0.0, 0.0):
@@ -83,9 +103,16 @@ def logit_rules(request: Request, vocab_size: int) -> Chain | None:
         rules.append(Bans(params.allowed, params.banned, vocab_size))
     if params.bad_words:
         rules.append(BadWords(params.bad_words))
-    if params.typical_p < 1 and request.sampling.temperature > 0:
-        rules.append(Typical(params.typical_p, request.sampling.temperature))
-    return Chain(rules)
+    return rules
+
+
+def _grammar(request: Request, vocab_size: int, grammars: Grammars | None) -> GrammarMask | None:
+    params = request.grammar
+    if params is None:
+        return None
+    if grammars is None:
+        raise InvalidRequest("this engine has no grammars")
+    return GrammarMask(grammars.matcher(params), grammars.ends, vocab_size, params.longest)
 
 
 class Stateless:

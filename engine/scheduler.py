@@ -253,7 +253,9 @@ class Scheduler:
         if verdict.error:
             # What it computed may be what is wrong: nobody else shall begin with it.
             self.pool.unname(seq.table)
-            return self._end(seq, Finish(FinishReason.ERROR, error=verdict.error), now)
+            grammar = None if seq.rules is None else seq.rules.grammar
+            error = (grammar and grammar.fault) or verdict.error
+            return self._end(seq, Finish(FinishReason.ERROR, error=error), now)
         # Rollback is an assignment: KV of rejected drafts is overwritten by the next feed.
         seq.computed = work.start + work.count + verdict.accepted
         if work.draft_cap:

@@ -69,8 +69,9 @@ class StopParams:
     """When the output ends. Per token: stop id or EOS, stop string, `max_tokens`, context.
 
     `max_tokens` 0 is a prefill-only request: the prompt is computed and nothing is generated.
-    `eos_ids` are the model's end-of-sequence ids, empty under `ignore_eos`. Before `min_tokens`
-    nothing but the limits ends it: neither kind of id is drawn, and stop strings are text.
+    `eos_ids` are the model's end-of-sequence ids, empty under `ignore_eos` (but with a grammar).
+    Before `min_tokens` nothing but the limits and the end of a grammar ends it: neither kind of id
+    is drawn, and stop strings are text.
     """
 
     max_tokens: int
@@ -78,6 +79,19 @@ class StopParams:
     eos_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
     min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarParams:
+    """What the output must match: `kind` json_schema, regex or lark (`engine.grammar`).
+
+    It ends, with one of `StopParams.eos_ids`, where nothing more may come; before that where the
+    model ends it, unless `longest`.
+    """
+
+    kind: str
+    text: str
+    longest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
     output: OutputParams = OutputParams()
+    grammar: GrammarParams | None = None
     tenant: str = "default"
     cache_salt: str = ""
     priority: int = 1
@@ -232,8 +247,30 @@ class TextStream(Protocol):
         ...
 
 
+class OutputGrammar(Protocol):
+    """What a sequence's output must match; knows the tokens so far."""
+
+    @property
+    def fault(self) -> str:
+        """Why no token can be drawn next; empty as long as one can."""
+        ...
+
+    def legal(self, drafts: Seq[int]) -> int:
+        """How many of `drafts` can come next, one after another."""
+        ...
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Tokens that come next whatever the model says, at most so many."""
+        ...
+
+
 class LogitRules(Protocol):
     """What a sequence's parameters do to its logits, row by row; knows the tokens so far."""
+
+    @property
+    def grammar(self) -> OutputGrammar | None:
+        """What the output must match, if anything."""
+        ...
 
     def apply(self, logits: Any, drafts: Seq[int]) -> None:
         """Change `logits` (1 + len(drafts), vocabulary) float32 in place. Row 0 is drawn after the

@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("parts", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("parts", nargs="*", choices=(*PARTS, "all"), default="all")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
@@ -134,7 +134,8 @@ def main(arguments: list[str]) -> None:
         "attention": lambda: report_attention(ops, options.repetitions),
         "sampling": lambda: report_sampling(ops, options.repetitions),
     }
-    found = {part: measures[part]() for part in options.parts}
+    parts = PARTS if "all" in options.parts else options.parts
+    found = {part: measures[part]() for part in parts}
     facts = {
         "library_dtype": str(library_dtype()),
         "isa": ops.isa,

@@ -5,7 +5,8 @@ floor is weight bytes / memory bandwidth; the bandwidth is measured in the same 
 same weights. A step of many rows costs 2 x rows x weights of arithmetic; where that begins to count
 depends on the instruction set: from about 4 rows on with AVX2 (bf16 widened, 16 multiply-adds a
 cycle and core), 10 with AVX512_BF16, 40 with AMX. All layers in turn, so that none of them is in a
-cache when its turn comes.
+cache when its turn comes. Arguments are ready beforehand, as they are in a pass; there, threads
+start once for all layers, here once for each.
 
 Against oneDNN with weights reordered for it, which is what the layers of torch cost at best: in
 bf16 where it has that for the CPU, else in float32. The two take turns, and the least time of each
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.dense import PackedWeight, linear
+from kernels.cpu.dense import BoundLinear, PackedWeight
 from kernels.cpu.library import Library
 from kernels.hugepages import zeros
 
@@ -57,16 +58,16 @@ def linears(library: Library, repetitions: int) -> list[Linears]:
     del weights
     body = sum(w.nbytes for w in ours[:-1])
     stream = zeros(((body + ours[-1].nbytes) // 8,), torch.int64).fill_(1)
-    kind = torch.bfloat16 if library.pairs else torch.float32
     found = []
     for rows in ROWS:
         count = len(shapes) - (rows > MOST_HEAD_ROWS)
-        inputs = {k: torch.randn(rows, k).to(kind) for k, _ in shapes}
+        inputs = {k: torch.randn(rows, k) for k, _ in shapes}
         converted = {k: x.to(dtype) for k, x in inputs.items()}
+        bound = [BoundLinear(library, inputs[w.depth], w, threads) for w in ours[:count]]
 
-        def own(inputs: dict[int, Tensor] = inputs, count: int = count) -> None:
-            for w in ours[:count]:
-                linear(library, inputs[w.depth], w, threads)
+        def own(bound: list[BoundLinear] = bound) -> None:
+            for layer in bound:
+                layer()
 
         def other(inputs: dict[int, Tensor] = converted, count: int = count) -> None:
             for (k, _), w in zip(shapes[:count], theirs, strict=False):

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from engine.types import (
+    GrammarParams,
     LogitParams,
     ModelInfo,
     OutputParams,
@@ -21,6 +22,7 @@ from engine.types import (
     StopParams,
 )
 from service.checks import Chat, Limits, Violations, check_ids, check_messages, check_text
+from service.grammars import parse_grammar
 from service.pb import draftwire_pb2 as pb
 
 DEFAULT_MAX_TOKENS = 256
@@ -65,6 +67,8 @@ class Parsed:
     seeded: bool
     bad_words: tuple[str, ...]
     output: OutputParams
+    grammar_field: str
+    grammar: GrammarParams | None
 
     def with_bad_words(self, words: tuple[tuple[int, ...], ...]) -> Parsed:
         """The same with bad words as tokens."""
@@ -83,6 +87,7 @@ class Parsed:
             sampling=self.sampling,
             speculation=self.speculation,
             output=self.output,
+            grammar=self.grammar,
             tenant=tenant,
             cache_salt=self.cache_salt,
             priority=self.priority,
@@ -136,12 +141,13 @@ def parse(
     """
     found = Violations(root)
     prompt_field, prompt = _prompt(params, info, limits, chat, found)
+    grammar_field, grammar = parse_grammar(params, info, found)
     parsed = Parsed(
         root=root,
         prompt=prompt,
         prompt_field=prompt_field,
         sampling=_sampling(params.sampling, seed, info, found),
-        stopping=_stopping(params.stopping, info, limits, found),
+        stopping=_stopping(params, info, limits, found),
         max_tokens=_max_tokens(params, found),
         speculation=_speculation(params.speculation, info, found),
         priority=_priority(params.priority, found),
@@ -151,6 +157,8 @@ def parse(
         seeded=params.sampling.HasField("seed"),
         bad_words=_bad_words(params.sampling, found),
         output=_output(params, found),
+        grammar_field=grammar_field,
+        grammar=grammar,
     )
     found.refuse_if_any()
     return parsed
@@ -310,9 +318,10 @@ def _max_tokens(params: pb.GenerationParams, found: Violations) -> int | None:
 
 
 def _stopping(
-    stopping: pb.Stopping, info: ModelInfo, limits: Limits, found: Violations
+    params: pb.GenerationParams, info: ModelInfo, limits: Limits, found: Violations
 ) -> StopParams:
     """Everything but max_tokens, which depends on the prompt."""
+    stopping = params.stopping
     found.need(
         len(stopping.stop) <= limits.max_stop_strings,
         "stopping.stop",
@@ -335,10 +344,12 @@ def _stopping(
         check_ids(ids, "stopping.stop_token_ids", info, found)
     least = stopping.min_tokens
     found.need(least >= 0, "stopping.min_tokens", f"must be >= 0, got {least}")
+    # What a grammar has brought to its end ends, also where the model may not end it before.
+    endless = stopping.ignore_eos and not params.HasField("grammar")
     return StopParams(
         max_tokens=0,
         stop_ids=frozenset(ids[:MAX_STOP_IDS]),
-        eos_ids=frozenset() if stopping.ignore_eos else frozenset(info.eos_ids),
+        eos_ids=frozenset() if endless else frozenset(info.eos_ids),
         strings=tuple(stopping.stop[: limits.max_stop_strings]),
         min_tokens=least,
     )

@@ -13,6 +13,7 @@ from service.admission import Admission, ServedModel, Ticket
 from service.chat import ChatError
 from service.checks import Chat, Limits
 from service.convert import Parsed, parse
+from service.grammars import GrammarChecks
 from service.pb import draftwire_pb2 as pb
 from service.record import Record, Recorder
 from service.router import Mailbox, Outbox, Router
@@ -90,6 +91,7 @@ class Generations:
         router: Router,
         admission: Admission,
         limits: Limits,
+        grammars: GrammarChecks,
         recorder: Recorder,
         clock: Callable[[], float],
         ids: Callable[[], str],
@@ -99,6 +101,7 @@ class Generations:
         self._router = router
         self._admission = admission
         self._limits = limits
+        self._grammars = grammars
         self._recorder = recorder
         self._clock = clock
         self._ids = ids
@@ -148,6 +151,9 @@ class Generations:
         codec = model.codec
         parsed = parse(params, root, model.info, self._limits, codec.chat, self._seeds())
         record.parsed(parsed)
+        if parsed.grammar is not None:
+            path = ".".join(part for part in (parsed.root, parsed.grammar_field) if part)
+            await self._grammars.check(parsed.grammar, path, model.info)
         prompt = await _encode(parsed, model)
         if parsed.bad_words:
             parsed = parsed.with_bad_words(await codec.encode_words(parsed.bad_words))

@@ -24,6 +24,7 @@ from service.admission import Admission
 from service.caller import Callers
 from service.checks import Limits
 from service.generations import Generations
+from service.grammars import GrammarChecks
 from service.handlers import Calls
 from service.harmless import Harmless
 from service.health import Health, add_reflection
@@ -91,11 +92,13 @@ class Server:
         )
         self._router = Router(self.lifecycle, self._report)
         self._client = make_client(self._router)
+        self._grammars = GrammarChecks()
         generations = Generations(
             client=self._client,
             router=self._router,
             admission=self._admission,
             limits=_limits(settings),
+            grammars=self._grammars,
             recorder=recorder,
             clock=clock,
             ids=_unique_ids(),
@@ -155,6 +158,7 @@ class Server:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
+        await self._grammars.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._telemetry.shutdown)
 

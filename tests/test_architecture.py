@@ -70,7 +70,7 @@ def test_kernels_is_ours_and_transformers_leaves_it_alone() -> None:
 def test_no_torch_outside_the_engine(module: str) -> None:
     heavy = python(
         f"import sys, {module}\n"
-        "print(*({'torch', 'transformers', 'triton', 'gguf'} & set(sys.modules)))\n"
+        "print(*({'torch', 'transformers', 'triton', 'gguf', 'llguidance'} & set(sys.modules)))\n"
     )
     assert heavy.split() == []
 

@@ -87,27 +87,45 @@ class PackedWeight:
         return Projection(self.packed.data_ptr(), bias, self.padded_columns, self.padded_depth)
 
 
+class BoundLinear:
+    """x W^T + bias of one x and one weight, to be computed as often as is called for."""
+
+    def __init__(self, library: Library, x: Tensor, weight: PackedWeight, threads: int) -> None:
+        """x (rows, depth); rounded to bfloat16 where the instruction set multiplies pairs of it."""
+        kind = weight.packed.dtype if library.pairs else torch.float32
+        padded = (0, weight.padded_depth - weight.depth, 0, -len(x) % ROWS)
+        wide = torch.nn.functional.pad(x.to(kind), padded) if any(padded) else x.to(kind)
+        self._x = wide.contiguous()
+        self._y = torch.empty(len(wide), weight.padded_columns)
+        self._call = _LinearCall(
+            weight.as_argument(),
+            self._x.data_ptr(),
+            self._x.stride(0),
+            self._y.data_ptr(),
+            self._y.stride(0),
+            len(x),
+        )
+        self._result = self._y[: len(x), : weight.columns]
+        self._library = library
+        self._weight = weight
+        self._threads = threads
+
+    def __call__(self) -> Tensor:
+        """(rows, columns) float32, valid until the next call."""
+        self._library.native.draftwire_linear(
+            self._library.table,
+            byref(self._call),
+            self._weight.packed.element_size(),
+            self._threads,
+        )
+        return self._result
+
+
 def linear(library: Library, x: Tensor, weight: PackedWeight, threads: int) -> Tensor:
     """x (..., depth) -> (..., columns) = x W^T + bias in x's dtype, sums in float32.
 
     x is rounded to bfloat16 first where the instruction set multiplies pairs of it.
     """
     rows = x.reshape(-1, weight.depth)
-    kind = weight.packed.dtype if library.pairs else torch.float32
-    padded = (0, weight.padded_depth - weight.depth, 0, -len(rows) % ROWS)
-    wide = torch.nn.functional.pad(rows.to(kind), padded) if any(padded) else rows.to(kind)
-    wide = wide.contiguous()
-    y = torch.empty(len(wide), weight.padded_columns)
-    call = _LinearCall(
-        weight.as_argument(),
-        wide.data_ptr(),
-        wide.stride(0),
-        y.data_ptr(),
-        y.stride(0),
-        len(rows),
-    )
-    library.native.draftwire_linear(
-        library.table, byref(call), weight.packed.element_size(), threads
-    )
-    result: Tensor = y[: len(rows), : weight.columns].to(x.dtype)
+    result: Tensor = BoundLinear(library, rows, weight, threads)().to(x.dtype)
     return result.reshape(*x.shape[:-1], weight.columns)

@@ -57,7 +57,7 @@ inline float maximum(V a) { return _mm512_reduce_max_ps(a.x); }
 constexpr int ROWS = 6, GROUPS = 4;
 
 // Sums of a tile of a linear layer, and blocks of columns side by side at many rows.
-constexpr int SUMS = 24, WIDTH = 2;
+constexpr int SUMS = 24, WIDTH = 3;
 
 // Of sixteen pairs of bf16 the first ones, or the second ones.
 inline V firsts(const uint16_t* pairs) {

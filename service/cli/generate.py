@@ -18,7 +18,7 @@ from service.cli import session
 from service.cli.channel import connect
 from service.cli.errors import describe, enum_name, from_rpc_error
 from service.cli.health import wait_serving
-from service.cli.request import build_params, parse_bias
+from service.cli.request import build_params, parse_bias, text_or_file
 from service.pb import draftwire_pb2 as pb
 
 INTERRUPTED = 130
@@ -79,6 +79,21 @@ def generate(
         int | None,
         typer.Option(metavar="N", help="With --json: logprobs, and those of the N likeliest."),
     ] = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TEXT", help="The output is JSON that this schema accepts."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="RE", help="The output matches it from end to end.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STR", help="The output is one of these (repeatable)."),
+    ] = None,
+    grammar: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TEXT", help="The output is one of this Lark grammar's."),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")
     ] = False,
@@ -134,6 +149,10 @@ def generate(
             no_speculation=no_speculation,
             max_draft_tokens=max_draft_tokens,
             draft_sources=draft_source or (),
+            json_schema=text_or_file(json_schema),
+            regex=regex,
+            choices=choice or (),
+            grammar=text_or_file(grammar),
         )
     except (ValueError, OverflowError) as error:  # does not fit its field, or is not Unicode
         raise typer.BadParameter(str(error)) from error

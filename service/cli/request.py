@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -39,6 +40,10 @@ def build_params(
     no_speculation: bool = False,
     max_draft_tokens: int | None = None,
     draft_sources: Iterable[str] = (),
+    json_schema: str | None = None,
+    regex: str | None = None,
+    choices: Iterable[str] = (),
+    grammar: str | None = None,
 ) -> pb.GenerationParams:
     """The request; None and empty mean "not given".
 
@@ -78,6 +83,7 @@ def build_params(
         ),
         priority=None if priority is None else f"PRIORITY_{priority.upper()}",
         timeout=None if timeout is None else _duration(timeout),
+        grammar=_grammar(json_schema, regex, tuple(choices), grammar),
     )
     if chat:
         message = pb.ChatMessage(role="user", content=prompt)
@@ -85,6 +91,34 @@ def build_params(
     else:
         params.text = prompt
     return params
+
+
+def _grammar(
+    json_schema: str | None, regex: str | None, choices: tuple[str, ...], lark: str | None
+) -> pb.Grammar | None:
+    choice = pb.Choice(options=choices) if choices else None
+    given = {"json_schema": json_schema, "regex": regex, "choice": choice, "lark": lark}
+    fields = {name: value for name, value in given.items() if value is not None}
+    if len(fields) > 1:
+        raise ValueError("--json-schema, --regex, --choice and --grammar exclude one another")
+    return pb.Grammar(**fields) if fields else None  # type: ignore[arg-type]
+
+
+def text_or_file(given: str | None) -> str | None:
+    """The content of the file if it names one, else the text itself. Raises ValueError for a file
+    that cannot be read."""
+    if given is None:
+        return None
+    try:
+        is_file = Path(given).is_file()
+    except (OSError, ValueError):  # too long for a name, or not one
+        is_file = False
+    if not is_file:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(str(error)) from error
 
 
 def _duration(seconds: float) -> Duration:

@@ -175,15 +175,16 @@ class JunkDraft:
     name = "junk"
     errors = 0
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, vocab: int = VOCAB) -> None:
         self._rng = rng
+        self._vocab = vocab
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
         return [self._one(w.draft_cap) for w in plan.work]
 
     def _one(self, cap: int) -> Proposal:
         n = self._rng.randint(0, cap)
-        tokens = tuple(self._rng.randrange(VOCAB) for _ in range(n))
+        tokens = tuple(self._rng.randrange(self._vocab) for _ in range(n))
         return Proposal(tokens, self.name) if tokens else NO_PROPOSAL
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:

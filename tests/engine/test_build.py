@@ -48,7 +48,7 @@ def outputs(built: Built) -> list[list[int]]:
 def test_with_a_draft_model(model: Path, reference: list[list[int]]) -> None:
     observer = RecordingObserver()
     built = build(config_of(model, draft=f"model:{model}"), time.monotonic, observer)
-    assert built.info.draft_sources == ("model",)
+    assert built.info.draft_sources == ("grammar", "model")
     assert outputs(built) == reference
     drafted = sum(r.drafted for r in observer.reports)
     assert drafted == sum(r.accepted for r in observer.reports) > 20

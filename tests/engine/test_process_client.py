@@ -60,7 +60,7 @@ def test_ready_tells_about_the_model(shared: World, model: Path) -> None:
     assert info is not None
     assert (info.architecture, info.directory) == ("LlamaForCausalLM", str(model))
     assert (info.vocab_size, info.context_limit, info.eos_ids) == (420, 8192, (2,))
-    assert (info.dtype, info.device, info.draft_sources) == ("float32", "cpu", ("ngram",))
+    assert (info.dtype, info.device, info.draft_sources) == ("float32", "cpu", ("grammar", "ngram"))
     assert info.kv_capacity_tokens == children.KV_MIB * children.TOKENS_PER_MIB
     assert len(info.fingerprint) == 32
 

@@ -13,15 +13,17 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import Composite, DraftSource
+from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.grammar import Grammars
 from engine.logits import logit_rules
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.scheduler import Scheduler
 from engine.types import Request, SamplingParams, StopParams
-from tests.engine.fakes import ManualClock, PlainText, RecordingObserver
+from tests.engine.fakes import JunkDraft, ManualClock, PlainText, RecordingObserver
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, prompts, stock_greedy, tiny
 
 NEAR_TIE = 1e-3
@@ -41,18 +43,25 @@ class TinyRig:
         drafted: int = 4,
         prefix_cache: bool = False,
         strict: bool = True,
+        vocab: int = VOCAB,
+        grammars: Grammars | None = None,
     ) -> None:
         config = EngineConfig(
             max_draft_tokens=drafted, max_seqs=max_seqs, max_step_rows=rows, draft_rows=40
         )
-        target = paged(tiny(family), num_blocks, strict=strict)
+        target = paged(tiny(family, vocab=vocab), num_blocks, strict=strict, vocab=vocab)
         caches = [target.cache]
         sources: list[DraftSource] = []
         for kind in drafts.split(","):
             if kind == "ngram":
                 sources.append(NgramDraft())
+            elif kind == "grammar":
+                sources.append(ForcedDraft())
+            elif kind == "junk":
+                sources.append(JunkDraft(random.Random(3), vocab))
             elif kind in ("model", "perfect"):
-                small = paged(tiny(family, seed=0 if kind == "perfect" else 1), num_blocks)
+                seed = 0 if kind == "perfect" else 1
+                small = paged(tiny(family, seed=seed, vocab=vocab), num_blocks, vocab=vocab)
                 caches.append(small.cache)
                 sources.append(ModelDraft(small, rows, 512))
         self.pool = BlockPool(num_blocks, BLOCK)
@@ -65,9 +74,9 @@ class TinyRig:
             ClassArrival(),
             lambda r: PlainText(),
             512,
-            lambda r: logit_rules(r, VOCAB),
+            lambda r: logit_rules(r, vocab, grammars),
         )
-        draft = Composite([GuardedDraft(s, VOCAB) for s in sources])
+        draft = LegalDraft(Composite([GuardedDraft(s, vocab) for s in sources]))
 
         def copy_blocks(pairs: Seq[tuple[int, int]]) -> None:
             for kv in caches:

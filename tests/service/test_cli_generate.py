@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -79,6 +80,37 @@ async def test_every_option_reaches_the_server() -> None:
             timeout=Duration(seconds=1, nanos=500_000_000),
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "grammar"),
+    [
+        (["--json-schema", '{"type": "object"}'], pb.Grammar(json_schema='{"type": "object"}')),
+        (["--json-schema", "FILE"], pb.Grammar(json_schema='{"enum": ["naïve"]}\n')),
+        (["--json-schema", "x" * 5000], pb.Grammar(json_schema="x" * 5000)),
+        (["--regex", "[a-z]+"], pb.Grammar(regex="[a-z]+")),
+        (
+            ["--choice", "yes", "--choice", "no"],
+            pb.Grammar(choice=pb.Choice(options=["yes", "no"])),
+        ),
+        (["--grammar", 'start: "a"'], pb.Grammar(lark='start: "a"')),
+        (["--grammar", "FILE"], pb.Grammar(lark='{"enum": ["naïve"]}\n')),
+    ],
+)
+async def test_grammars(options: list[str], grammar: pb.Grammar, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text('{"enum": ["naïve"]}\n', encoding="utf-8")
+    options = [str(file) if option == "FILE" else option for option in options]
+    async with serve(FakeServer()) as fake:
+        code, _, err = await generate("x", "--target", fake.target, *options)
+    assert code == 0, err
+    assert fake.requests == [pb.GenerationParams(text="x", grammar=grammar)]
+
+
+async def test_grammars_exclude_one_another() -> None:
+    code, _, err = await generate("x", "--regex", "a", "--choice", "b")
+    assert code == 2
+    assert "exclude one another" in err
 
 
 async def test_json_is_one_object_with_exactly_these_keys() -> None:

@@ -1,0 +1,71 @@
+"""Drafts and grammars: what a grammar forces is a free draft, what it forbids is not verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from engine.draft import DraftSource
+from engine.types import NO_PROPOSAL, OutputGrammar, Proposal, StepPlan, Verdict, Work
+
+
+class ForcedDraft:
+    """`DraftSource` of the tokens that the grammar of a request leaves no choice about. They are
+    always right, unless another rule forbids them; it comes before the sources that guess."""
+
+    name = "grammar"
+    errors = 0
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        return [self._one(work) for work in plan.work]
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        return None
+
+    def forget(self, request_id: str) -> None:
+        return None
+
+    def _one(self, work: Work) -> Proposal:
+        grammar = _grammar(work)
+        if grammar is None or not work.draft_cap:
+            return NO_PROPOSAL
+        forced = grammar.forced(work.draft_cap)
+        return Proposal(forced, self.name) if forced else NO_PROPOSAL
+
+
+class LegalDraft:
+    """Wraps a source: its guesses end before the first token that cannot come there, so that no row
+    is spent on it."""
+
+    def __init__(self, source: DraftSource) -> None:
+        self._source = source
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def errors(self) -> int:
+        return self._source.errors
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        proposals = self._source.propose(plan)
+        return [_cut(w, p) for w, p in zip(plan.work, proposals, strict=True)]
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        self._source.observe(plan, proposals, verdicts)
+
+    def forget(self, request_id: str) -> None:
+        self._source.forget(request_id)
+
+
+def _cut(work: Work, proposal: Proposal) -> Proposal:
+    grammar = _grammar(work)
+    if grammar is None or not proposal.tokens:
+        return proposal
+    legal = grammar.legal(proposal.tokens)
+    return Proposal(proposal.tokens[:legal], proposal.source) if legal else NO_PROPOSAL
+
+
+def _grammar(work: Work) -> OutputGrammar | None:
+    rules = work.seq.rules
+    return None if rules is None else rules.grammar

@@ -1,0 +1,140 @@
+"""Grammars for structured output, compiled by llguidance (github.com/guidance-ai/llguidance).
+
+A grammar is compiled once, for one vocabulary, outside the interpreter lock and never on the
+engine's own thread (`Grammars.prepare`); a sequence then takes a copy, which costs microseconds.
+Whether a grammar compiles, and how long that takes, has been found out before a request comes here
+(`engine.grammar_check`). The library is loaded by the first request that needs it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from engine.errors import InvalidRequest
+from engine.types import GrammarParams, Request
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Against memory that grows with the output; the library's own limits on time stand.
+MOST_STATES = 50_000
+
+Key = tuple[str, str]
+
+
+class Grammars:
+    """Compiled grammars over one vocabulary. Thread-safe.
+
+    `ends` are the tokens that end an output. `most_items`: of the parser, for one token. The last
+    `kept` are kept; a big one takes some megabytes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        ends: Seq[int],
+        most_items: int = 50_000,
+        kept: int = 64,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._most_items = most_items
+        self._most_kept = kept
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[Key, LLMatcher | str] = OrderedDict()  # or what is wrong
+        self._keeping = threading.Lock()
+        self._compiling = threading.Lock()
+        self.ends = tuple(ends)
+
+    def matcher(self, params: GrammarParams) -> LLMatcher:
+        """At its beginning, to be copied. Raises InvalidRequest if it does not compile."""
+        key = params.kind, params.text
+        found = self._find(key)
+        if found is None:
+            with self._compiling:  # one at a time: they would take the engine's cores
+                found = self._find(key) or self._outcome(*key)
+            with self._keeping:
+                self._compiled[key] = found
+                if len(self._compiled) > self._most_kept:
+                    self._compiled.popitem(last=False)
+        if isinstance(found, str):
+            raise InvalidRequest(found)
+        return found
+
+    def prepare(self, request: Request, then: Callable[[], None]) -> bool:
+        """Whether `request` can be taken at once. If not, its grammar is compiled meanwhile, and
+        `then` called from another thread."""
+        params = request.grammar
+        if params is None or self._find((params.kind, params.text)) is not None:
+            return True
+
+        def work() -> None:
+            with suppress(InvalidRequest):  # it is told when the request is taken
+                self.matcher(params)
+            then()
+
+        threading.Thread(target=work, name="grammar", daemon=True).start()
+        return False
+
+    def _find(self, key: Key) -> LLMatcher | str | None:
+        with self._keeping:
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+        return found
+
+    def _outcome(self, kind: str, text: str) -> LLMatcher | str:
+        try:
+            return self._compile(source(kind, text))
+        except Exception as error:  # a vocabulary that the library cannot read raises ValueError
+            return first_line(str(error)) or type(error).__name__
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+        if self._vocabulary is None:
+            self._vocabulary = LLTokenizer(
+                self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=list(self.ends)
+            )
+        limits = LLParserLimits(
+            max_lexer_states=MOST_STATES, step_max_items=self._most_items, verbose_errors=False
+        )
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(f"the grammar does not compile: {first_line(matcher.get_error())}")
+        return matcher
+
+
+def source(kind: str, text: str) -> str:
+    """The grammar in llguidance's own form. Raises ValueError for a schema that is no JSON
+    object, or a kind that is not known."""
+    from llguidance import LLMatcher
+
+    match kind:
+        case "json_schema":
+            try:
+                return LLMatcher.grammar_from_json_schema(
+                    text, defaults={"whitespace_flexible": False}
+                )
+            except ValueError as error:
+                raise ValueError(f"the schema is no JSON object: {error}") from error
+        case "regex":
+            return LLMatcher.grammar_from_regex(text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(text)
+        case _:
+            raise ValueError(f"unknown kind of grammar {kind!r}")
+
+
+def first_line(text: str) -> str:
+    """Of a message that goes on with the grammar or the parser's state."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else ""
