@@ -33,6 +33,7 @@ MAX_BIASES = 4096
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD = 256
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 16
 MOST_REPETITION, MOST_PENALTY, MOST_BIAS = 10.0, 2.0, 100.0
 MAX_SOURCES = 32
 MAX_SALT = 256
@@ -67,6 +68,7 @@ class Parsed:
     seeded: bool
     bad_words: tuple[str, ...]
     output: OutputParams
+    samples: int
     grammar_field: str
     grammar: GrammarParams | None
 
@@ -157,6 +159,7 @@ def parse(
         seeded=params.sampling.HasField("seed"),
         bad_words=_bad_words(params.sampling, found),
         output=_output(params, found),
+        samples=_samples(params, found),
         grammar_field=grammar_field,
         grammar=grammar,
     )
@@ -353,6 +356,13 @@ def _stopping(
         strings=tuple(stopping.stop[: limits.max_stop_strings]),
         min_tokens=least,
     )
+
+
+def _samples(params: pb.GenerationParams, found: Violations) -> int:
+    count = params.n if params.HasField("n") else 1
+    if found.need(1 <= count <= MAX_SAMPLES, "n", f"must be in [1, {MAX_SAMPLES}], got {count}"):
+        found.need(count == 1 or not params.prefill_only, "n", "must be 1 with prefill_only")
+    return count
 
 
 def _output(params: pb.GenerationParams, found: Violations) -> OutputParams:
