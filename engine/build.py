@@ -165,7 +165,8 @@ def assemble(
 
     def texts(request: Request) -> Detokenizer:
         stopping, output = request.stopping, request.output
-        stops = StopStrings(stopping.strings, output.include_stop)
+        forced = 0 if request.forced is None else request.forced.characters
+        stops = StopStrings(stopping.strings, output.include_stop, forced)
         least, keep = stopping.min_tokens, output.keep_special_tokens
         return Detokenizer(target.tokenizer, request.prompt, stops, least, keep)
 

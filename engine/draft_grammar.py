@@ -9,8 +9,9 @@ from engine.types import NO_PROPOSAL, OutputGrammar, Proposal, StepPlan, Verdict
 
 
 class ForcedDraft:
-    """`DraftSource` of the tokens that the grammar of a request leaves no choice about. They are
-    always right, unless another rule forbids them; it comes before the sources that guess."""
+    """`DraftSource` of the tokens that the grammar of a request, or the text that it must begin
+    with, leaves no choice about. They are always right, unless another rule forbids them; it comes
+    before the sources that guess."""
 
     name = "grammar"
     errors = 0
@@ -25,10 +26,10 @@ class ForcedDraft:
         return None
 
     def _one(self, work: Work) -> Proposal:
-        grammar = _grammar(work)
-        if grammar is None or not work.draft_cap:
+        rules = work.seq.rules
+        if rules is None or not work.draft_cap:
             return NO_PROPOSAL
-        forced = grammar.forced(work.draft_cap)
+        forced = rules.forced(work.draft_cap)
         return Proposal(forced, self.name) if forced else NO_PROPOSAL
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidRequest
+from engine.forced import TokenBytes
 from engine.types import GrammarParams, Request
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Grammars:
         self._most_items = most_items
         self._most_kept = kept
         self._vocabulary: LLTokenizer | None = None
+        self._bytes: TokenBytes | None = None
         self._compiled: OrderedDict[Key, LLMatcher | str] = OrderedDict()  # or what is wrong
         self._keeping = threading.Lock()
         self._compiling = threading.Lock()
@@ -69,16 +71,34 @@ class Grammars:
             raise InvalidRequest(found)
         return found
 
+    def token_bytes(self) -> TokenBytes:
+        """Of the vocabulary. Raises InvalidRequest if the library cannot read it."""
+        with self._compiling:
+            if self._bytes is None:
+                try:
+                    vocabulary = self._load()
+                except ValueError as error:
+                    raise InvalidRequest(f"the vocabulary has no bytes: {error}") from error
+                self._bytes = TokenBytes(
+                    b"" if vocabulary.is_special_token(i) else vocabulary.decode_bytes([i])
+                    for i in range(self._vocab_size)
+                )
+            return self._bytes
+
     def prepare(self, request: Request, then: Callable[[], None]) -> bool:
         """Whether `request` can be taken at once. If not, its grammar is compiled meanwhile, and
         `then` called from another thread."""
         params = request.grammar
-        if params is None or self._find((params.kind, params.text)) is not None:
+        compiled = params is None or self._find((params.kind, params.text)) is not None
+        if compiled and (request.forced is None or self._bytes is not None):
             return True
 
         def work() -> None:
             with suppress(InvalidRequest):  # it is told when the request is taken
-                self.matcher(params)
+                if request.forced is not None:
+                    self.token_bytes()
+                if params is not None:
+                    self.matcher(params)
             then()
 
         threading.Thread(target=work, name="grammar", daemon=True).start()
@@ -98,19 +118,24 @@ class Grammars:
             return first_line(str(error)) or type(error).__name__
 
     def _compile(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(
+            max_lexer_states=MOST_STATES, step_max_items=self._most_items, verbose_errors=False
+        )
+        matcher = LLMatcher(self._load(), grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ValueError(f"the grammar does not compile: {first_line(matcher.get_error())}")
+        return matcher
+
+    def _load(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
 
         if self._vocabulary is None:
             self._vocabulary = LLTokenizer(
                 self._tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=list(self.ends)
             )
-        limits = LLParserLimits(
-            max_lexer_states=MOST_STATES, step_max_items=self._most_items, verbose_errors=False
-        )
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise ValueError(f"the grammar does not compile: {first_line(matcher.get_error())}")
-        return matcher
+        return self._vocabulary
 
 
 def source(kind: str, text: str) -> str:

@@ -2,9 +2,10 @@
 
 The order, the same for every row, drafted or not: repetition, presence and frequency penalties,
 bias, then what cannot be drawn (ends of the output before `min_tokens`, tokens that are not allowed
-or are banned, the last token of a bad word), the grammar's mask, typical-p. Temperature, top-k,
-top-p and min-p follow in the sampler. Each rule looks at one row and at the tokens before it alone,
-in float32, so a row has the same bits in any company and after any drafts.
+or are banned, the last token of a bad word), the grammar's mask, what the output must begin with,
+typical-p. Temperature, top-k, top-p and min-p follow in the sampler. Each rule looks at one row and
+at the tokens before it alone, in float32, so a row has the same bits in any company and after any
+drafts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidRequest
+from engine.forced import ForcedRule
 from engine.grammar import Grammars
 from engine.grammar_mask import GrammarMask
 from engine.types import LogitParams, Request
@@ -42,11 +44,22 @@ class LogitRule(Protocol):
 
 
 class Chain:
-    """`LogitRules` of rules in order, one of which may be that of `grammar`."""
+    """`LogitRules` of rules in order; among them may be those of a grammar and a forced text."""
 
-    def __init__(self, rules: Seq[LogitRule], grammar: GrammarMask | None = None) -> None:
+    def __init__(
+        self,
+        rules: Seq[LogitRule],
+        grammar: GrammarMask | None = None,
+        text: ForcedRule | None = None,
+    ) -> None:
         self._rules = tuple(rules)
+        self._text = text
         self.grammar = grammar
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """See `engine.types.LogitRules`."""
+        ahead = () if self._text is None else self._text.ahead(most)
+        return ahead or (() if self.grammar is None else self.grammar.forced(most))
 
     def apply(self, logits: Tensor, drafts: Seq[int]) -> None:
         """See `engine.types.LogitRules`."""
@@ -78,15 +91,19 @@ def logit_rules(
     Raises InvalidRequest for a grammar that does not compile, or if there are no `grammars`.
     """
     params, stopping = request.sampling.logits, request.stopping
-    if params == NONE and not stopping.min_tokens and request.grammar is None:
+    bare = request.grammar is None and request.forced is None
+    if params == NONE and not stopping.min_tokens and bare:
         return None
     rules = _before_grammar(request, vocab_size)
     grammar = _grammar(request, vocab_size, grammars)
     if grammar is not None:
         rules.append(grammar)
+    text = _forced_text(request, grammars)
+    if text is not None:
+        rules.append(text)
     if params.typical_p < 1 and request.sampling.temperature > 0:
         rules.append(Typical(params.typical_p, request.sampling.temperature))
-    return Chain(rules, grammar)
+    return Chain(rules, grammar, text)
 
 
 def _before_grammar(request: Request, vocab_size: int) -> list[LogitRule]:
@@ -113,6 +130,14 @@ def _grammar(request: Request, vocab_size: int, grammars: Grammars | None) -> Gr
     if grammars is None:
         raise InvalidRequest("this engine has no grammars")
     return GrammarMask(grammars.matcher(params), grammars.ends, vocab_size, params.longest)
+
+
+def _forced_text(request: Request, grammars: Grammars | None) -> ForcedRule | None:
+    if request.forced is None:
+        return None
+    if grammars is None:
+        raise InvalidRequest("this engine has no texts of its tokens")
+    return ForcedRule(request.forced, grammars.token_bytes())
 
 
 class Stateless:

@@ -18,10 +18,12 @@ class StopStrings:
     """Finds stop strings wherever they fall and holds back what may become one.
 
     The result is that of adding one character at a time: the stop that completes first wins,
-    the first in the list among those that complete together. It is left out unless `include`.
+    the first in the list among those that complete together. It is left out unless `include`. In
+    the first `skip` characters none begins.
     """
 
-    def __init__(self, stops: Seq[str], include: bool = False) -> None:
+    def __init__(self, stops: Seq[str], include: bool = False, skip: int = 0) -> None:
+        self._skip = skip
         self._stops = stops
         self._include = include
         self._longest = max(map(len, stops), default=0)
@@ -32,6 +34,11 @@ class StopStrings:
         """Text that is certain by now, and the stop that `text` completed, if any."""
         if not self._stops:
             return text, None
+        if self._skip:
+            skipped, text = text[: self._skip], text[self._skip :]
+            self._skip -= len(skipped)
+            found, stop = self.push(text) if text else ("", None)
+            return skipped + found, stop
         pending = self._held + text
         hits = [(pending.find(s) + len(s), i) for i, s in enumerate(self._stops) if s in pending]
         if hits:

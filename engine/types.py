@@ -112,6 +112,16 @@ class OutputParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedText:
+    """What the output must begin with: `tokens`, then `rest`, which the last token may go beyond.
+    In `characters` of it no stop string is looked for."""
+
+    tokens: tuple[int, ...]
+    rest: bytes
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationParams:
     """Per-request speculation. Never changes the output.
 
@@ -138,6 +148,7 @@ class Request:
     speculation: SpeculationParams = SpeculationParams()
     output: OutputParams = OutputParams()
     grammar: GrammarParams | None = None
+    forced: ForcedText | None = None
     tenant: str = "default"
     cache_salt: str = ""
     priority: int = 1
@@ -270,6 +281,10 @@ class LogitRules(Protocol):
     @property
     def grammar(self) -> OutputGrammar | None:
         """What the output must match, if anything."""
+        ...
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        """Tokens that come next whatever the model says, at most so many."""
         ...
 
     def apply(self, logits: Any, drafts: Seq[int]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from engine.types import (
+    ForcedText,
     GrammarParams,
     LogitParams,
     ModelInfo,
@@ -68,9 +69,12 @@ class Parsed:
     seeded: bool
     bad_words: tuple[str, ...]
     output: OutputParams
+    forced_text: str
     samples: int
     grammar_field: str
     grammar: GrammarParams | None
+
+    forced: ForcedText | None = None
 
     def with_bad_words(self, words: tuple[tuple[int, ...], ...]) -> Parsed:
         """The same with bad words as tokens."""
@@ -89,6 +93,7 @@ class Parsed:
             sampling=self.sampling,
             speculation=self.speculation,
             output=self.output,
+            forced=self.forced,
             grammar=self.grammar,
             tenant=tenant,
             cache_salt=self.cache_salt,
@@ -96,6 +101,10 @@ class Parsed:
             arrived=arrived,
             deadline=None if self.timeout_s is None else arrived + self.timeout_s,
         )
+
+    @property
+    def _forced_tokens(self) -> int:
+        return 0 if self.forced is None else len(self.forced.tokens) + bool(self.forced.rest)
 
     def _fitting(self, prompt: tuple[int, ...], info: ModelInfo) -> int:
         """max_tokens, by default what is left of the smaller of context and pool."""
@@ -116,14 +125,18 @@ class Parsed:
                     f"{_capacity(info, len(prompt) + wanted)}",
                 )
                 least = self.stopping.min_tokens
+                forced = self._forced_tokens
                 most = room if self.max_tokens is None else wanted
+                found.need(
+                    forced <= most, "forced_text", f"{forced} tokens are more than the most, {most}"
+                )
                 found.need(
                     least <= most, "stopping.min_tokens", f"{least} are more than the most, {most}"
                 )
         found.refuse_if_any()
         if self.prefill_only:
             return 0
-        default = max(DEFAULT_MAX_TOKENS, self.stopping.min_tokens)
+        default = max(DEFAULT_MAX_TOKENS, self.stopping.min_tokens) + self._forced_tokens
         return min(default, room) if self.max_tokens is None else self.max_tokens
 
 
@@ -159,6 +172,7 @@ def parse(
         seeded=params.sampling.HasField("seed"),
         bad_words=_bad_words(params.sampling, found),
         output=_output(params, found),
+        forced_text=_forced_text(params, limits, found),
         samples=_samples(params, found),
         grammar_field=grammar_field,
         grammar=grammar,
@@ -406,6 +420,14 @@ def _speculation(
                 f"unknown draft source {name[:40]!r}; this server has: {known}",
             )
     return SpeculationParams(0 if speculation.off else most, frozenset(sources[:MAX_SOURCES]))
+
+
+def _forced_text(params: pb.GenerationParams, limits: Limits, found: Violations) -> str:
+    text = params.forced_text
+    if text:
+        found.need(not params.prefill_only, "forced_text", "must be empty with prefill_only")
+        check_text(text, "forced_text", limits, found)
+    return text
 
 
 def _priority(priority: pb.Priority, found: Violations) -> int:

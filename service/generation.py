@@ -11,7 +11,6 @@ from service.pb import draftwire_pb2 as pb
 from service.record import Record
 from service.router import Mailbox
 
-
 SEEDS = 1 << 64
 
 

@@ -115,6 +115,8 @@ class Generations:
             path = ".".join(part for part in (parsed.root, parsed.grammar_field) if part)
             await self._grammars.check(parsed.grammar, path, model.info)
         prompt = await _encode(parsed, model)
+        if parsed.forced_text:
+            parsed = replace(parsed, forced=await codec.encode_forced(parsed.forced_text))
         if parsed.bad_words:
             parsed = parsed.with_bad_words(await codec.encode_words(parsed.bad_words))
         request = parsed.request(record.id, prompt, model.info, arrived, caller.tenant)

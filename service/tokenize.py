@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from engine.errors import ModelError
+from engine.types import ForcedText
 from service.chat import ChatTemplate, load_chat_template
 
 # Tokenizing runs at about a megabyte a second: what is shorter takes less than a thread hand-over
@@ -40,6 +42,22 @@ class TextCodec:
     async def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a plain prompt, with the special tokens that the tokenizer adds."""
         return await self._run(len(text), lambda: self._encode(text, special=True))
+
+    async def encode_forced(self, text: str) -> ForcedText:
+        """A text that an output is to begin with: its tokens but for the last, and what is left."""
+        return await self._run(len(text), lambda: self._forced(text))
+
+    def _forced(self, text: str) -> ForcedText:
+        # Other decoders than that over plain bytes treat the beginning of a text unlike the rest;
+        # special tokens have no text of their own. Then the bytes alone say what fits.
+        ids = self._encode(text, special=False)
+        plain = isinstance(self._tokenizer.decoder, ByteLevel)
+        if plain and self._decode(ids, skip_special_tokens=True) == text:
+            for end in range(len(ids) - 1, 0, -1):
+                begun = self._decode(ids[:end], skip_special_tokens=True)
+                if text.startswith(begun):
+                    return ForcedText(ids[:end], text[len(begun) :].encode(), len(text))
+        return ForcedText((), text.encode(), len(text))
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids of each word as it is, and after a space; each once, without special tokens."""

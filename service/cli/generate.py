@@ -62,6 +62,9 @@ def generate(
     bad_word: Annotated[
         list[str] | None, typer.Option(metavar="STR", help="Never generate this (repeatable).")
     ] = None,
+    forced_text: Annotated[
+        str | None, typer.Option(metavar="STR", help="The output begins with this.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same request, same seed, same output.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(metavar="STR", help="End before this text (repeatable).")
@@ -138,6 +141,7 @@ def generate(
             frequency_penalty=frequency_penalty,
             logit_bias=parse_bias(logit_bias or ()),
             bad_words=bad_word or (),
+            forced_text=forced_text,
             seed=seed,
             stop=stop or (),
             include_stop=include_stop,

@@ -29,6 +29,7 @@ def build_params(
     frequency_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
     bad_words: Iterable[str] = (),
+    forced_text: str | None = None,
     seed: int | None = None,
     stop: Iterable[str] = (),
     include_stop: bool = False,
@@ -83,6 +84,7 @@ def build_params(
         ),
         priority=None if priority is None else f"PRIORITY_{priority.upper()}",
         timeout=None if timeout is None else _duration(timeout),
+        forced_text=forced_text,
         grammar=_grammar(json_schema, regex, tuple(choices), grammar),
     )
     if chat:
