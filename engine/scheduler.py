@@ -24,6 +24,7 @@ from engine.output import account, append_tokens, closing_text, count_drafts
 from engine.policy import Policy
 from engine.prefix import Hit, Prefixes
 from engine.rows import share_rows
+from engine.samples import Samples
 from engine.types import (
     Finish,
     FinishReason,
@@ -59,6 +60,7 @@ class Scheduler:
         self._rules = rules
         self._config = config
         self._prefixes = prefixes
+        self._samples = Samples(pool, prefixes)
         self._policy = policy
         self._texts = texts
         self._context_limit = context_limit
@@ -86,6 +88,7 @@ class Scheduler:
         text, rules = self._texts(request), self._rules(request)
         seq = Sequence(request, list(request.prompt), self.pool.table(), text, rules)
         self._live[request.id] = seq
+        self._samples.add(seq)
         self._deadlines.add(request.id, request.deadline)
         self._wait(seq)
 
@@ -169,8 +172,9 @@ class Scheduler:
             max(0, pool.blocks_for(s.goal) - len(s.table.ids)) for s in self.running
         )
         found: dict[Sequence, Hit] = {}
-        for seq in islice(self._policy.waiting(), seats):
-            hit = self._prefixes.look_up(seq)
+        hits = ((s, self._samples.look_up(s)) for s in self._policy.waiting())
+        ready = ((s, hit) for s, hit in hits if hit is not None)
+        for seq, hit in islice(ready, seats):
             free -= pool.blocks_for(seq.goal) - hit.spared
             if free < 0:
                 break
@@ -302,6 +306,7 @@ class Scheduler:
         text = last.text + closing_text(seq, finish)
         seq.finish = account(seq, finish, now)
         del self._live[request.id]
+        self._samples.discard(seq)
         self._deadlines.discard(request.id, request.deadline)
         self.pool.release(seq.table)
         if seq in self.running:

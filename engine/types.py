@@ -137,7 +137,8 @@ class Request:
     """What a client asked for. Times are `time.monotonic()` seconds, comparable across processes.
 
     `priority` is the class: 0 interactive, 1 standard, 2 batch. KV is shared only between requests
-    of one tenant and one `cache_salt`.
+    of one tenant and one `cache_salt`. Requests of one `group` have the same prompt, too: one
+    computes it for all (`engine.samples`).
     """
 
     id: str
@@ -153,6 +154,7 @@ class Request:
     priority: int = 1
     arrived: float = 0.0
     deadline: float | None = None
+    group: str = ""
 
     @property
     def prefill_only(self) -> bool:

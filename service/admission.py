@@ -26,10 +26,10 @@ class ServedModel:
 class Ticket:
     """A place among those that wait for their first token. `leave` gives it back, once."""
 
-    def __init__(self, admission: Admission, request: Request, position: int) -> None:
+    def __init__(self, admission: Admission, priority: int, tokens: int, position: int) -> None:
         self._admission: Admission | None = admission
-        self.priority = request.priority
-        self.tokens = len(request.prompt)
+        self.priority = priority
+        self.tokens = tokens
         self.position = position
 
     def leave(self) -> None:
@@ -76,17 +76,18 @@ class Admission:
             raise refused(Reason.NOT_READY, "the engine is not ready", retry_after_s=ENGINE_RETRY_S)
         return self.model
 
-    def enter(self, request: Request) -> Ticket:
-        """Take a place in the queue, or refuse."""
+    def enter(self, request: Request, samples: int = 1) -> list[Ticket]:
+        """Take a place in the queue for each of the samples, or refuse all. Their prompt counts
+        once."""
         self.open_for_business()
-        if self.waiting >= self._max_waiting:
+        # An empty queue takes any request, whatever its samples and its length.
+        if self.waiting and self.waiting + samples > self._max_waiting:
             raise refused(
                 Reason.QUEUE_FULL,
                 f"{self.waiting} requests are waiting, the limit is {self._max_waiting}",
                 retry_after_s=self.retry_after_s(),
                 quota="max_waiting",
             )
-        # An empty queue takes any request, whatever its length.
         if self._tokens and self._tokens + len(request.prompt) > self._max_waiting_tokens:
             raise refused(
                 Reason.QUEUE_FULL,
@@ -98,9 +99,10 @@ class Admission:
         ahead = sum(self._waiting[: request.priority + 1])
         if not self.waiting:
             self._departed = self._clock()
-        self._waiting[request.priority] += 1
+        self._waiting[request.priority] += samples
         self._tokens += len(request.prompt)
-        return Ticket(self, request, ahead)
+        tokens = [len(request.prompt)] + [0] * (samples - 1)
+        return [Ticket(self, request.priority, count, ahead) for count in tokens]
 
     def left(self, ticket: Ticket) -> None:
         """Called by the ticket."""

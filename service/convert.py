@@ -34,6 +34,7 @@ MAX_BIASES = 4096
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD = 256
 MAX_LOGPROBS = 20
+MAX_SAMPLES = 16
 MOST_REPETITION, MOST_PENALTY, MOST_BIAS = 10.0, 2.0, 100.0
 MAX_SOURCES = 32
 MAX_SALT = 256
@@ -69,6 +70,7 @@ class Parsed:
     bad_words: tuple[str, ...]
     output: OutputParams
     forced_text: str
+    samples: int
     grammar_field: str
     grammar: GrammarParams | None
 
@@ -171,6 +173,7 @@ def parse(
         bad_words=_bad_words(params.sampling, found),
         output=_output(params, found),
         forced_text=_forced_text(params, limits, found),
+        samples=_samples(params, found),
         grammar_field=grammar_field,
         grammar=grammar,
     )
@@ -367,6 +370,13 @@ def _stopping(
         strings=tuple(stopping.stop[: limits.max_stop_strings]),
         min_tokens=least,
     )
+
+
+def _samples(params: pb.GenerationParams, found: Violations) -> int:
+    count = params.n if params.HasField("n") else 1
+    if found.need(1 <= count <= MAX_SAMPLES, "n", f"must be in [1, {MAX_SAMPLES}], got {count}"):
+        found.need(count == 1 or not params.prefill_only, "n", "must be 1 with prefill_only")
+    return count
 
 
 def _output(params: pb.GenerationParams, found: Violations) -> OutputParams:

@@ -9,8 +9,8 @@ from service.pb import draftwire_pb2 as pb
 from service.status import failure
 
 
-def delta(chunk: TokenChunk) -> pb.Delta | None:
-    """The output in a chunk; None if there is none."""
+def delta(chunk: TokenChunk, index: int) -> pb.Delta | None:
+    """The output in a chunk of sample `index`; None if there is none."""
     if not (chunk.tokens or chunk.text or chunk.prompt_logprobs):
         return None
     return pb.Delta(
@@ -19,6 +19,7 @@ def delta(chunk: TokenChunk) -> pb.Delta | None:
         seq=chunk.offset + len(chunk.tokens),
         logprobs=token_logprobs(chunk.logprobs),
         prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
+        index=index,
     )
 
 
@@ -31,8 +32,8 @@ def token_logprobs(logprobs: Iterable[Logprobs]) -> Iterator[pb.TokenLogprobs]:
         yield pb.TokenLogprobs(token_id=token, logprob=logprob, top=top)
 
 
-def finished(finish: Finish) -> pb.Finished:
-    """The end of a generation; with its cause if the reason is ERROR."""
+def finished(finish: Finish, index: int) -> pb.Finished:
+    """The end of sample `index`; with its cause if the reason is ERROR."""
     message = pb.Finished(
         reason=f"FINISH_REASON_{finish.reason.value}",
         usage=pb.Usage(
@@ -42,6 +43,7 @@ def finished(finish: Finish) -> pb.Finished:
         ),
         timings=_timings(finish),
         speculation=_speculation(finish),
+        index=index,
     )
     if isinstance(finish.matched, str):
         message.stop = finish.matched
@@ -52,20 +54,20 @@ def finished(finish: Finish) -> pb.Finished:
     return message
 
 
-def session_events(chunk: TokenChunk) -> Iterator[pb.Event]:
+def session_events(chunk: TokenChunk, index: int) -> Iterator[pb.Event]:
     """The events that a chunk is on a session, where its request id is the client's."""
-    if (output := delta(chunk)) is not None:
+    if (output := delta(chunk, index)) is not None:
         yield pb.Event(generation_id=chunk.request_id, delta=output)
     if chunk.finish is not None:
-        yield pb.Event(generation_id=chunk.request_id, finished=finished(chunk.finish))
+        yield pb.Event(generation_id=chunk.request_id, finished=finished(chunk.finish, index))
 
 
-def generate_responses(chunk: TokenChunk) -> Iterator[pb.GenerateResponse]:
+def generate_responses(chunk: TokenChunk, index: int) -> Iterator[pb.GenerateResponse]:
     """The messages that a chunk is on Generate."""
-    if (output := delta(chunk)) is not None:
+    if (output := delta(chunk, index)) is not None:
         yield pb.GenerateResponse(delta=output)
     if chunk.finish is not None:
-        yield pb.GenerateResponse(finished=finished(chunk.finish))
+        yield pb.GenerateResponse(finished=finished(chunk.finish, index))
 
 
 def _timings(finish: Finish) -> pb.Timings:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from engine.types import FinishReason, Request, TokenChunk
-from service.admission import Admission, ServedModel, Ticket
+from engine.types import Finish, FinishReason, Request, TokenChunk
+from service.admission import Admission, ServedModel
 from service.chat import ChatError
 from service.checks import Chat, Limits
 from service.convert import Parsed, parse
+from service.generation import Generation, Sample, samples_of
 from service.grammars import GrammarChecks
 from service.pb import draftwire_pb2 as pb
 from service.record import Record, Recorder
@@ -28,57 +29,6 @@ class Caller:
     tenant: str
     parent: Parent
     deadline: float | None = None
-
-
-class Generation:
-    """A submitted generation: takes chunks from the router until the last one.
-
-    `close` is the reader's goodbye: it cancels in the engine what has not ended; the end is still
-    awaited and recorded, so usage is exact.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        mailbox: Mailbox,
-        ticket: Ticket,
-        record: Record,
-        cancel: Callable[[str, FinishReason], None],
-    ) -> None:
-        self._request = request
-        self._mailbox: Mailbox | None = mailbox
-        self._ticket = ticket
-        self._record = record
-        self._cancel = cancel
-        self._ended = False
-
-    def accepted(self) -> pb.Accepted:
-        return pb.Accepted(
-            seed=self.seed,
-            prompt_tokens=len(self._request.prompt),
-            queue_position=self._ticket.position,
-        )
-
-    @property
-    def seed(self) -> int:
-        return self._request.sampling.seed
-
-    def deliver(self, chunk: TokenChunk) -> None:
-        self._ticket.leave()
-        if chunk.finish is not None:
-            self._ended = True
-            self._record.finished(chunk.finish)
-        if self._mailbox is not None:
-            self._mailbox.put(chunk)
-
-    def cancel(self, reason: FinishReason = FinishReason.CANCELLED) -> None:
-        """End it early; the last chunk says so, unless it has ended by itself."""
-        if not self._ended:
-            self._cancel(self._request.id, reason)
-
-    def close(self) -> None:
-        self._mailbox = None
-        self.cancel()
 
 
 class Generations:
@@ -117,9 +67,20 @@ class Generations:
         """
         arrived = self._clock()
         chat = params.WhichOneof("prompt") == "messages"
-        record = self._recorder.begin(self._ids(), chat, caller.parent, caller.tenant, arrived)
+
+        def begin(request_id: str) -> Record:
+            return self._recorder.begin(request_id, chat, caller.parent, caller.tenant, arrived)
+
+        record = begin(self._ids())
         try:
-            return await self._open(params, root, caller, record, arrived, Mailbox(name, outbox))
+            parsed, request = await self._prepare(params, root, caller, record, arrived)
+            requests = samples_of(request, parsed.samples)
+            tickets = self._admission.enter(request, len(requests))
+            records = [record, *(begin(other.id) for other in requests[1:])]
+            for other in records[1:]:
+                other.parsed(parsed)
+            mailboxes = [Mailbox(name, outbox, index) for index in range(len(requests))]
+            return self._submit(list(map(Sample, requests, mailboxes, tickets, records)))
         except Refused as refusal:
             record.refused(refusal)
             raise
@@ -138,15 +99,14 @@ class Generations:
         )
         record.refused(refusal)
 
-    async def _open(
+    async def _prepare(
         self,
         params: pb.GenerationParams,
         root: str,
         caller: Caller,
         record: Record,
         arrived: float,
-        mailbox: Mailbox,
-    ) -> Generation:
+    ) -> tuple[Parsed, Request]:
         model = self._admission.open_for_business()
         codec = model.codec
         parsed = parse(params, root, model.info, self._limits, codec.chat, self._seeds())
@@ -160,25 +120,44 @@ class Generations:
         if parsed.bad_words:
             parsed = parsed.with_bad_words(await codec.encode_words(parsed.bad_words))
         request = parsed.request(record.id, prompt, model.info, arrived, caller.tenant)
-        request = _within(request, caller.deadline, self._clock())
-        return self._submit(request, mailbox, record)
+        return parsed, _within(request, caller.deadline, self._clock())
 
-    def _submit(self, request: Request, mailbox: Mailbox, record: Record) -> Generation:
-        ticket = self._admission.enter(request)
-        generation = Generation(request, mailbox, ticket, record, self._client.cancel)
-        self._router.add(request.id, generation)
-        record.accepted(request)
+    def _submit(self, samples: Sequence[Sample]) -> Generation:
+        for sample in samples:
+            self._router.add(sample.request.id, sample)
+            sample.record.accepted(sample.request)
         try:
-            self._client.submit(request)
+            self._client.submit(samples[0].request)
         except BaseException as error:
-            self._router.remove(request.id)
-            ticket.leave()
+            for sample in samples:
+                self._router.remove(sample.request.id)
+                sample.ticket.leave()
+            for sample in samples[1:]:
+                sample.record.abandoned()
             if isinstance(error, EngineDead):
                 raise refused(
                     Reason.NOT_READY, "the engine is not ready", retry_after_s=ENGINE_RETRY_S
                 ) from error
             raise
-        return generation
+        for sample in samples[1:]:
+            self._submit_another(sample)
+        return Generation(samples, self._client.cancel)
+
+    def _submit_another(self, sample: Sample) -> None:
+        """The generation has begun: if the engine dies now, this is the end of the sample."""
+        request = sample.request
+        try:
+            self._client.submit(request)
+        except EngineDead as error:
+            self._router.remove(request.id)
+            finish = Finish(
+                FinishReason.ERROR,
+                error=str(error),
+                retryable=True,
+                arrived=request.arrived,
+                finished=self._clock(),
+            )
+            sample.deliver(TokenChunk(request.id, 0, (), "", finish))
 
 
 async def _encode(parsed: Parsed, model: ServedModel) -> tuple[int, ...]:

@@ -39,11 +39,12 @@ class Mailbox:
     """What one generation still has to say to its reader: a single, growing chunk, behind those
     that hold as many logprobs as a chunk may.
 
-    `name` is the generation's id on its stream.
+    `name` is the generation's id on its stream, `index` says which sample of it this is.
     """
 
-    def __init__(self, name: str, outbox: Outbox) -> None:
+    def __init__(self, name: str, outbox: Outbox, index: int = 0) -> None:
         self.name = name
+        self.index = index
         self._outbox = outbox
         self._offset = 0
         self._tokens: list[int] = []
@@ -120,13 +121,12 @@ class Outbox:
         await self._wake.wait()
         self._wake.clear()
 
-    async def chunk(self) -> TokenChunk:
-        """The next chunk of any mailbox, once there is one."""
+    async def chunk(self) -> tuple[int, TokenChunk]:
+        """The next chunk of any mailbox, once there is one, and that one's index."""
         while True:
             mailbox = self.next()
-            chunk = mailbox.take() if mailbox is not None else None
-            if chunk is not None:
-                return chunk
+            if mailbox is not None and (chunk := mailbox.take()) is not None:
+                return mailbox.index, chunk
             await self.wait()
 
 

@@ -12,12 +12,13 @@ What a call says at its end:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from engine.types import Finish, FinishReason, Logprobs, TokenChunk
 from service.caller import Callers
 from service.events import finished, generate_responses, token_logprobs
+from service.generation import Generation
 from service.generations import Generations
 from service.handlers import Behaviour, Context
 from service.pb import draftwire_pb2 as pb
@@ -97,12 +98,12 @@ class GenerationService:
             generation = await self._generations.open(request.params, "params", caller, "", outbox)
             try:
                 await context.write(pb.GenerateResponse(accepted=generation.accepted()))
-                finish = None
-                while finish is None:
-                    chunk = await outbox.chunk()
-                    for response in generate_responses(chunk):
+                live = generation.size
+                while live:
+                    index, chunk = await outbox.chunk()
+                    for response in generate_responses(chunk, index):
                         await context.write(response)
-                    finish = chunk.finish
+                    live -= chunk.finish is not None
             finally:
                 generation.close()
 
@@ -112,31 +113,46 @@ class GenerationService:
             caller = self._callers.of(context, bounded=True)
             generation = await self._generations.open(request.params, "params", caller, "", outbox)
             try:
-                chunk = await _whole(outbox)
+                responses = await _responses(outbox, generation)
             finally:
                 generation.close()
-            assert chunk.finish is not None
-            if _is_failure(chunk.finish):
-                raise failure(chunk.finish)
-            return pb.CompleteResponse(
-                text=chunk.text,
-                token_ids=chunk.tokens,
-                finished=finished(chunk.finish),
-                seed=generation.seed,
-                logprobs=token_logprobs(chunk.logprobs),
-                prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
-            )
+            responses[0].samples.extend(responses[1:])
+            return responses[0]
 
 
-async def _whole(outbox: Outbox) -> TokenChunk:
-    """All chunks of the one generation in `outbox`, as one."""
+async def _responses(outbox: Outbox, generation: Generation) -> list[pb.CompleteResponse]:
+    """By sample. Raises Refused if one of them failed."""
+    chunks: list[list[TokenChunk]] = [[] for _ in range(generation.size)]
+    live = generation.size
+    while live:
+        index, chunk = await outbox.chunk()
+        chunks[index].append(chunk)
+        live -= chunk.finish is not None
+    return [_response(i, _joined(own), generation.seed(i)) for i, own in enumerate(chunks)]
+
+
+def _response(index: int, chunk: TokenChunk, seed: int) -> pb.CompleteResponse:
+    assert chunk.finish is not None
+    if _is_failure(chunk.finish):
+        raise failure(chunk.finish)
+    return pb.CompleteResponse(
+        text=chunk.text,
+        token_ids=chunk.tokens,
+        finished=finished(chunk.finish, index),
+        seed=seed,
+        logprobs=token_logprobs(chunk.logprobs),
+        prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
+    )
+
+
+def _joined(chunks: Iterable[TokenChunk]) -> TokenChunk:
+    """All chunks of a sample as one."""
     tokens: list[int] = []
     logprobs: list[Logprobs] = []
     prompt: list[Logprobs] = []
     text: list[str] = []
     finish: Finish | None = None
-    while finish is None:
-        chunk = await outbox.chunk()
+    for chunk in chunks:
         tokens += chunk.tokens
         logprobs += chunk.logprobs
         prompt += chunk.prompt_logprobs

@@ -15,7 +15,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from service.events import session_events
-from service.generations import Caller, Generation, Generations
+from service.generation import Generation
+from service.generations import Caller, Generations
 from service.handlers import Context, Malformed
 from service.pb import draftwire_pb2 as pb
 from service.record import Log
@@ -35,6 +36,7 @@ class Slot:
 
     generation: Generation | None = None
     cancelled: bool = False
+    ended: int = 0  # samples whose end was sent
 
 
 class Session:
@@ -119,13 +121,19 @@ class Session:
             chunk = mailbox.take()
             if chunk is None:
                 continue
-            for event in session_events(chunk):
+            for event in session_events(chunk, mailbox.index):
                 events.append(event)
                 size += event.ByteSize()
             if chunk.finish is not None:
-                # Only now may the id be used again: its `finished` precedes what follows.
-                del self._live[mailbox.name]
+                self._sample_ended(mailbox.name)
         return events
+
+    def _sample_ended(self, name: str) -> None:
+        """Only with the last one may the id be used again: its `finished` precedes what follows."""
+        slot = self._live[name]
+        slot.ended += 1
+        if slot.generation is not None and slot.ended == slot.generation.size:
+            del self._live[name]
 
     # ---- reading -----------------------------------------------------------------------------
 

@@ -298,6 +298,7 @@ class Rig:
         tenant: str = "default",
         cache_salt: str = "",
         output: OutputParams | None = None,
+        group: str = "",
     ) -> None:
         eos = frozenset() if ignore_eos else frozenset({EOS})
         self.engine.submit(
@@ -313,6 +314,7 @@ class Rig:
                 priority=priority,
                 arrived=self.clock.now,
                 deadline=deadline,
+                group=group,
             )
         )
 

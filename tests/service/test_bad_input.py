@@ -127,6 +127,9 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     *[({"output": O(logprobs=v)}, ["output.logprobs"]) for v in (-1, 21, 2**31 - 1, -(2**31))],
     *[({"output": O(prompt_logprobs=v)}, ["output.prompt_logprobs"]) for v in (-1, 21)],
     ({"output": O(processed_logprobs=True)}, ["output.processed_logprobs"]),
+    # samples
+    *[({"n": v}, ["n"]) for v in (0, -1, 17, 2**31 - 1)],
+    ({"n": 2, "prefill_only": True}, ["n"]),
     # cache_salt, speculation, priority, timeout
     ({"cache_salt": "s" * 257}, ["cache_salt"]),
     ({"speculation": P(max_draft_tokens=-1)}, ["speculation.max_draft_tokens"]),

@@ -82,7 +82,7 @@ async def test_mailboxes_come_in_the_order_in_which_they_got_something() -> None
     boxes = [Mailbox(str(n), outbox) for n in range(3)]
     for n in (2, 0, 1, 0):
         boxes[n].put(TokenChunk("r", 0, (), "x"))
-    assert [(await outbox.chunk()).request_id for _ in range(3)] == ["2", "0", "1"]
+    assert [(await outbox.chunk())[1].request_id for _ in range(3)] == ["2", "0", "1"]
     assert outbox.next() is None
 
 
@@ -93,7 +93,7 @@ async def test_a_wake_between_look_and_wait_is_not_lost() -> None:
     box.put(TokenChunk("r", 0, (1,), "x"))
     async with asyncio.timeout(TIMEOUT_S):
         await outbox.wait()
-        assert (await outbox.chunk()).tokens == (1,)
+        assert (await outbox.chunk())[1].tokens == (1,)
 
 
 class Spy:
@@ -167,7 +167,7 @@ def opened(now: list[float], max_waiting: int = 100, max_tokens: int = 10_000) -
 
 def test_a_place_is_given_back_once() -> None:
     admission = opened([0.0], max_waiting=1)
-    ticket = admission.enter(request())
+    (ticket,) = admission.enter(request())
     ticket.leave()
     ticket.leave()
     assert admission.waiting == 0
@@ -190,12 +190,12 @@ def test_the_prediction_follows_the_rate_at_which_the_queue_moves() -> None:
     """With one departure a second and 40 waiting, half of them are gone after 20 s."""
     now = [0.0]
     admission = opened(now, max_waiting=40)
-    tickets = [admission.enter(request()) for _ in range(40)]
+    tickets = [admission.enter(request())[0] for _ in range(40)]
     assert admission.retry_after_s() < 5  # nothing is known yet
     for _ in range(60):
         now[0] += 1.0
         tickets.pop(0).leave()
-        tickets.append(admission.enter(request()))
+        tickets += admission.enter(request())
     assert admission.retry_after_s() == pytest.approx(20, rel=0.05)
     with pytest.raises(Refused) as caught:
         admission.enter(request())
@@ -204,7 +204,7 @@ def test_the_prediction_follows_the_rate_at_which_the_queue_moves() -> None:
     for _ in range(60):
         now[0] += 100.0
         tickets.pop(0).leave()
-        tickets.append(admission.enter(request()))
+        tickets += admission.enter(request())
     assert admission.retry_after_s() == MOST_RETRY_S
 
 
@@ -213,7 +213,7 @@ def test_an_idle_time_is_no_sign_of_a_slow_queue() -> None:
     admission = opened(now)
     for _ in range(50):
         now[0] += 3600.0
-        ticket = admission.enter(request())
+        (ticket,) = admission.enter(request())
         now[0] += 0.01
         ticket.leave()
     admission.enter(request())
