@@ -93,32 +93,6 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-async def test_samples_are_what_their_seeds_give_alone(server: Server) -> None:
-    def request(seed: int, n: int | None) -> pb.CompleteRequest:
-        return pb.CompleteRequest(
-            params=pb.GenerationParams(
-                text=PROMPT,
-                n=n,
-                sampling=pb.Sampling(seed=seed),
-                stopping=pb.Stopping(max_tokens=30, ignore_eos=True),
-                output=pb.Output(logprobs=3),
-            )
-        )
-
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        complete = GenerationServiceStub(channel).Complete
-        first = await complete(request(40, 4), timeout=60, wait_for_ready=True)
-        samples = [first, *first.samples]
-        for i, sample in enumerate(samples):
-            alone = await complete(request(40 + i, None), timeout=60)
-            assert sample.seed == alone.seed == 40 + i
-            assert list(sample.token_ids) == list(alone.token_ids)
-            assert list(sample.logprobs) == list(alone.logprobs)
-            assert sample.text == alone.text
-            assert len(sample.logprobs) == 30
-    assert len({sample.text for sample in samples}) == 4
-
-
 def test_greedy_is_what_transformers_says(server: Server) -> None:
     got = server.generate("--temperature", "0", "--max-tokens", "40", "--ignore-eos")
     stock = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
@@ -138,6 +112,34 @@ def test_greedy_is_what_transformers_says(server: Server) -> None:
         "completion_tokens": 40,
         "cached_tokens": 0,
     }
+
+
+async def test_samples_are_what_their_seeds_give_alone(server: Server) -> None:
+    def request(seed: int, n: int | None) -> pb.CompleteRequest:
+        return pb.CompleteRequest(
+            params=pb.GenerationParams(
+                text=PROMPT,
+                n=n,
+                sampling=pb.Sampling(seed=seed),
+                stopping=pb.Stopping(max_tokens=30, ignore_eos=True),
+                output=pb.Output(logprobs=3),
+            )
+        )
+
+    server.generate("--max-tokens", "1")  # waits until it is serving
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        complete = GenerationServiceStub(channel).Complete
+        first = await complete(request(40, 4), timeout=60)
+        samples = [first, *first.samples]
+        for i, sample in enumerate(samples):
+            alone = await complete(request(40 + i, None), timeout=60)
+            assert sample.seed == alone.seed == 40 + i
+            assert list(sample.token_ids) == list(alone.token_ids)
+            assert sample.text == alone.text
+            assert [entry.token_id for entry in sample.logprobs] == list(sample.token_ids)
+            for entry, same in zip(sample.logprobs, alone.logprobs, strict=True):
+                assert entry.logprob == pytest.approx(same.logprob, abs=1e-4)
+    assert len({sample.text for sample in samples}) == 4
 
 
 def test_drafts_change_the_number_of_steps_and_nothing_else(server: Server) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import Request, SamplingParams, StopParams
+from engine.types import OutputParams, Request, SamplingParams, StopParams
 from tests.engine.fakes import BLOCK, VOCAB, Rig, reference
+from tests.engine.test_logprobs import serve
 from tests.engine.test_runner import TinyRig
 from tests.engine.tiny import prompts
 
@@ -153,6 +153,7 @@ def test_a_model_says_the_same(drafts: str, blocks: int) -> None:
                 tuple(text),
                 StopParams(20),
                 SamplingParams(0.9, seed=i),
+                output=OutputParams(logprobs=2),
                 arrived=float(g),
                 group=str(g) if grouped else "",
             )
@@ -160,14 +161,11 @@ def test_a_model_says_the_same(drafts: str, blocks: int) -> None:
             for i in range(4)
         ]
 
-    alone = [TinyRig("llama", "none").serve([r])[0] for r in map(renumbered, requests(False))]
+    rig = TinyRig("llama", "none")
+    alone = {name: out for r in requests(False) for name, out in serve(rig, [r]).items()}
     rig = TinyRig("llama", drafts, num_blocks=blocks)
-    assert rig.serve(requests(True)) == alone
+    assert serve(rig, requests(True)) == alone
     if drafts == "perfect":
         assert sum(r.accepted for r in rig.observer.reports) == sum(
             r.drafted for r in rig.observer.reports
         )
-
-
-def renumbered(request: Request) -> Request:
-    return replace(request, id="0")
