@@ -36,6 +36,7 @@ from engine.observer import EngineObserver
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.remembered import remembered
+from engine.request import Request
 from engine.row_cost import RowCosts, row_costs
 from engine.runner import ATTENTION, PagedModel, register_attention
 from engine.scheduler import Scheduler
@@ -43,7 +44,7 @@ from engine.selfcheck import LONGEST, check_paged, probe_tokens, stock_logits
 from engine.specs import parse_drafts
 from engine.strictness import ENOUGH_BLOCKS, difference
 from engine.text import Detokenizer, StopStrings
-from engine.types import LogitRules, ModelInfo, Request
+from engine.types import LogitRules, ModelInfo
 from kernels.ops import Ops, load_ops
 from kernels.reference import SAMPLER_VERSION
 

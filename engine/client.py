@@ -14,7 +14,9 @@ from typing import Protocol
 
 from engine.errors import InvalidRequest
 from engine.observer import StepReport
-from engine.types import Finish, FinishReason, ModelInfo, Request, TokenChunk
+from engine.outcome import Finish, FinishReason, TokenChunk
+from engine.request import Request
+from engine.types import ModelInfo
 
 
 class EngineState(StrEnum):

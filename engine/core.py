@@ -8,21 +8,11 @@ from collections.abc import Sequence as Seq
 from engine.draft import DraftSource
 from engine.errors import EngineDead, InvalidRequest
 from engine.observer import EngineObserver, NullObserver
+from engine.outcome import Finish, FinishReason, TokenChunk
 from engine.report import StepClock, make_report
+from engine.request import Request
 from engine.scheduler import Scheduler
-from engine.types import (
-    Drawn,
-    Feed,
-    Finish,
-    FinishReason,
-    Model,
-    Proposal,
-    Request,
-    StepPlan,
-    TokenChunk,
-    Verdict,
-    Work,
-)
+from engine.types import Drawn, Feed, Model, Proposal, StepPlan, Verdict, Work
 from engine.verify import verify
 
 # So many steps in a row in which no sequence at all could be computed mean a broken device.

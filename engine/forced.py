@@ -8,32 +8,12 @@ text happens to end, is not forced on the model (Microsoft's guidance calls this
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import lru_cache
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.types import ForcedText
-
-
-class TokenBytes:
-    """The bytes of each token of a vocabulary; empty for those that are no text."""
-
-    def __init__(self, of: Iterable[bytes]) -> None:
-        self._of = tuple(of)
-        self.fitting = lru_cache(256)(self._fitting)
-
-    def __getitem__(self, token: int) -> bytes:
-        return self._of[token]
-
-    def _fitting(self, rest: bytes) -> NDArray[np.bool_]:
-        """(vocabulary,): which tokens begin `rest`, or begin with it."""
-        fits = (b and (b.startswith(rest) or rest.startswith(b)) for b in self._of)
-        return np.fromiter((bool(fit) for fit in fits), np.bool_, len(self._of))
-
+from engine.request import ForcedText
+from engine.token_bytes import TokenBytes
 
 # Where the output is: so many of the text's tokens, and what is left after them.
 State = tuple[int, bytes]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidRequest
-from engine.forced import TokenBytes
-from engine.types import GrammarParams, Request
+from engine.request import GrammarParams, Request
+from engine.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

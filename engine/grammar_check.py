@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import InvalidRequest
 from engine.grammar import Grammars
-from engine.types import GrammarParams
+from engine.request import GrammarParams
 
 MOST_MEMORY = 4 << 30  # of addresses, most of which are never touched
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from engine.core import Engine
 from engine.messages import Cancel, Command, Stepped, Stop, Submit
 from engine.observer import StepReport
-from engine.types import FinishReason, Request
+from engine.outcome import FinishReason
+from engine.request import Request
 
 
 class Inbox:

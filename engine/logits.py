@@ -22,7 +22,7 @@ from engine.errors import InvalidRequest
 from engine.forced import ForcedRule
 from engine.grammar import Grammars
 from engine.grammar_mask import GrammarMask
-from engine.types import LogitParams, Request
+from engine.request import LogitParams, Request
 
 NONE = LogitParams()
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from engine.types import Drawn, Feed, Logprobs
+from engine.outcome import Logprobs
+from engine.types import Drawn, Feed
 
 
 class Rows(NamedTuple):

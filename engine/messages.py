@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.observer import StepReport
-from engine.types import FinishReason, ModelInfo, Request, TokenChunk
+from engine.outcome import FinishReason, TokenChunk
+from engine.request import Request
+from engine.types import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.types import SourceStats
+from engine.outcome import SourceStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.types import Finish, FinishReason, Proposal, Sequence, SourceStats, Verdict
+from engine.outcome import Finish, FinishReason, SourceStats
+from engine.types import Proposal, Sequence, Verdict
 
 
 def append_tokens(

@@ -18,7 +18,8 @@ from hashlib import blake2b
 from typing import Protocol
 
 from engine.blocks import BlockPool
-from engine.types import Request, Sequence
+from engine.request import Request
+from engine.types import Sequence
 
 NAME_BYTES = 16
 

@@ -23,7 +23,9 @@ from engine.client import EngineListener, EngineState, Ledger
 from engine.config import EngineConfig
 from engine.errors import EngineDead
 from engine.messages import Cancel, Command, Failed, Ready, Reply, Stepped, Stop, Submit
-from engine.types import Finish, FinishReason, ModelInfo, Request
+from engine.outcome import Finish, FinishReason
+from engine.request import Request
+from engine.types import ModelInfo
 
 CHILD_ENV = {
     # Weights and activations in huge pages: the memory bus gives up to twice as much.

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from engine.observer import StepReport
+from engine.outcome import SourceStats, TokenChunk
 from engine.scheduler import Scheduler
-from engine.types import Proposal, SourceStats, StepPlan, TokenChunk, Verdict
+from engine.types import Proposal, StepPlan, Verdict
 
 
 class StepClock:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.types import Feed, Model, SamplingParams
+from engine.request import SamplingParams
+from engine.types import Feed, Model
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 REPETITIONS = 5

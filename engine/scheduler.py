@@ -20,24 +20,14 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.deadlines import Deadlines
 from engine.errors import InvalidRequest
+from engine.outcome import Finish, FinishReason, TokenChunk
 from engine.output import account, append_tokens, closing_text, count_drafts
 from engine.policy import Policy
 from engine.prefix import Hit, Prefixes
+from engine.request import Request
 from engine.rows import share_rows
 from engine.samples import Samples
-from engine.types import (
-    Finish,
-    FinishReason,
-    LogitRules,
-    Proposal,
-    Request,
-    Sequence,
-    StepPlan,
-    TextStream,
-    TokenChunk,
-    Verdict,
-    Work,
-)
+from engine.types import LogitRules, Proposal, Sequence, StepPlan, TextStream, Verdict, Work
 
 
 class Scheduler:

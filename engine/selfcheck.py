@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from engine.errors import ModelError
 from engine.model_input import ModelInput
+from engine.request import SamplingParams
 from engine.runner import ATTENTION, PagedModel
-from engine.types import Feed, SamplingParams
+from engine.types import Feed
 
 LENGTH = 40
 SPLIT = 17

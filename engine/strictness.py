@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.model_input import ModelInput
+from engine.request import SamplingParams
 from engine.runner import PagedModel
-from engine.types import Feed, SamplingParams
+from engine.types import Feed
 
 LENGTH = 37
 PIECES = {

@@ -11,7 +11,9 @@ from engine.core import Engine
 from engine.errors import EngineDead
 from engine.host import Host, Inbox, LastReport
 from engine.messages import Cancel, Stepped, Stop, Submit
-from engine.types import Finish, FinishReason, ModelInfo, Request
+from engine.outcome import Finish, FinishReason
+from engine.request import Request
+from engine.types import ModelInfo
 
 Factory = Callable[[LastReport], tuple[Engine, ModelInfo]]
 

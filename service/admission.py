@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.types import ModelInfo, Request
+from engine.request import Request
+from engine.types import ModelInfo
 from service.status import ENGINE_RETRY_S, Reason, refused
 from service.tokenize import TextCodec
 

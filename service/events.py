@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from engine.types import Finish, FinishReason, Logprobs, SourceStats, TokenChunk
+from engine.outcome import Finish, FinishReason, Logprobs, SourceStats, TokenChunk
 from service.pb import draftwire_pb2 as pb
 from service.status import failure
 

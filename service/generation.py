@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.types import FinishReason, Request, TokenChunk
+from engine.outcome import FinishReason, TokenChunk
+from engine.request import Request
 from service.admission import Ticket
 from service.pb import draftwire_pb2 as pb
 from service.record import Record

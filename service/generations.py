@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from engine.client import EngineClient
 from engine.errors import EngineDead
-from engine.types import Finish, FinishReason, Request, TokenChunk
+from engine.outcome import Finish, FinishReason, TokenChunk
+from engine.request import Request
 from service.admission import Admission, ServedModel
 from service.chat import ChatError
 from service.checks import Chat, Limits

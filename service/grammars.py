@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import engine
-from engine.types import GrammarParams, ModelInfo
+from engine.request import GrammarParams
+from engine.types import ModelInfo
 from service.checks import Violations
 from service.pb import draftwire_pb2 as pb
 from service.status import ENGINE_RETRY_S, Reason, invalid, refused

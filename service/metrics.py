@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from engine.observer import StepReport
-from engine.types import Finish, FinishReason
+from engine.outcome import Finish, FinishReason
 from service.status import Reason
 
 Attributes = dict[str, str | int]

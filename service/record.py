@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
-from engine.types import Finish, FinishReason, Request
+from engine.outcome import Finish, FinishReason
+from engine.request import Request
 from service.convert import Parsed
 from service.harmless import Harmless
 from service.metrics import GenerationMetrics

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from engine.client import EngineState
 from engine.observer import StepReport
-from engine.types import Finish, Logprobs, ModelInfo, TokenChunk
+from engine.outcome import Finish, Logprobs, TokenChunk
+from engine.types import ModelInfo
 
 # Logprobs in a chunk: those of a token take up to 0.3 KiB each, clients accept messages of 4 MiB.
 MOST_LOGPROBS = 1024

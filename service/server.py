@@ -19,7 +19,7 @@ import grpc
 
 from engine.client import EngineClient, EngineListener
 from engine.observer import StepReport
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from service.admission import Admission
 from service.caller import Callers
 from service.checks import Limits

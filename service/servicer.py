@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from engine.types import Finish, FinishReason, Logprobs, TokenChunk
+from engine.outcome import Finish, FinishReason, Logprobs, TokenChunk
 from service.caller import Callers
 from service.events import finished, generate_responses, token_logprobs
 from service.generation import Generation

@@ -20,7 +20,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from engine.types import Finish, FinishReason, Request
+from engine.outcome import Finish, FinishReason
+from engine.request import Request
 from service.convert import Parsed
 from service.status import Refused
 

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from engine.types import Finish, FinishReason
+from engine.outcome import Finish, FinishReason
 
 DOMAIN = "draftwire"
 # Trailing metadata is limited to 8 KiB by most peers: so much fits, base64 included.

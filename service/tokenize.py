@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 from engine.errors import ModelError
-from engine.types import ForcedText
+from engine.request import ForcedText
 from service.chat import ChatTemplate, load_chat_template
 
 # Tokenizing runs at about a megabyte a second: what is shorter takes less than a thread hand-over

@@ -25,8 +25,9 @@ import torch
 
 from engine.build import load_models
 from engine.config import EngineConfig
+from engine.request import SamplingParams
 from engine.runner import PagedModel
-from engine.types import Feed, SamplingParams
+from engine.types import Feed
 from kernels.hugepages import zeros
 from service.models import resolve
 

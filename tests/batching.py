@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 
 from engine.build import build
 from engine.config import EngineConfig
-from engine.types import Request
+from engine.request import Request
 from loadtest.statistics import spread
 from service.models import resolve
 from tests.streams import Streams, requests

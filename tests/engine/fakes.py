@@ -14,26 +14,20 @@ from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.observer import StepReport
+from engine.outcome import Finish, Logprobs, TokenChunk
 from engine.policy import ClassArrival, Policy
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.request import OutputParams, Request, SamplingParams, SpeculationParams, StopParams
 from engine.scheduler import Scheduler
 from engine.text import StopStrings
 from engine.types import (
     NO_PROPOSAL,
     Drawn,
     Feed,
-    Finish,
-    Logprobs,
     Model,
-    OutputParams,
     Proposal,
-    Request,
-    SamplingParams,
-    SpeculationParams,
     StepPlan,
-    StopParams,
     TextStream,
-    TokenChunk,
     Verdict,
     Work,
 )

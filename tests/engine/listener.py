@@ -8,7 +8,8 @@ from collections.abc import Sequence as Seq
 
 from engine.client import EngineState
 from engine.observer import StepReport
-from engine.types import Finish, ModelInfo, TokenChunk
+from engine.outcome import Finish, TokenChunk
+from engine.types import ModelInfo
 
 
 class RecordingListener:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.types import FinishReason, Request, StopParams
+from engine.outcome import FinishReason
+from engine.request import Request, StopParams
 from tests.engine.fakes import Rig, reference
 
 NEVER = frozenset[int]()

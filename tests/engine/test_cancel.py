@@ -8,7 +8,7 @@ import pytest
 
 from engine.draft import Composite
 from engine.draft_gate import GatedDraft
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from tests.engine.fakes import VOCAB, Rig, WrongDraft, reference
 
 DRAFTS = ["none", "perfect", "junk", "ngram,model"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.host import Host, Inbox, LastReport
 from engine.messages import Cancel, Stepped, Stop, Submit
-from engine.types import FinishReason, Request, SamplingParams, StopParams
+from engine.outcome import FinishReason
+from engine.request import Request, SamplingParams, StopParams
 from tests.engine.fakes import Rig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from tests.engine.fakes import Rig, reference
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.draft import Composite
 from engine.draft_model import ModelDraft
-from engine.types import SamplingParams, SpeculationParams
+from engine.request import SamplingParams, SpeculationParams
 from tests.engine.fakes import VOCAB, HashModel, Rig, hash_next, reference
 
 NEVER = frozenset[int]()

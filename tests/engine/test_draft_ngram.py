@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.draft_ngram import SIZES, NgramDraft, NgramIndex
-from engine.types import BlockTable, Request, Sequence, StepPlan, StopParams, Work
+from engine.request import Request, StopParams
+from engine.types import BlockTable, Sequence, StepPlan, Work
 from tests.engine.fakes import PlainText
 
 tokens_of = st.lists(st.integers(0, 3), min_size=1, max_size=30)

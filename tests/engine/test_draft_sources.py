@@ -7,7 +7,8 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from engine.draft import Composite
-from engine.types import NO_PROPOSAL, Proposal, SpeculationParams, StepPlan, Verdict
+from engine.request import SpeculationParams
+from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 from tests.engine.fakes import Rig, reference
 from tests.engine.test_draft_ngram import plan, sequence
 

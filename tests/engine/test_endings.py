@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.types import Finish, FinishReason, SpeculationParams
+from engine.outcome import Finish, FinishReason
+from engine.request import SpeculationParams
 from tests.engine.fakes import EOS, VOCAB, Rig, letters, reference
 from tests.engine.test_stop_strings import one_by_one
 

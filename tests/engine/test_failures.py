@@ -10,17 +10,10 @@ import pytest
 from engine.core import MAX_EMPTY_PLANS, MAX_FAILED_STEPS
 from engine.errors import EngineDead
 from engine.observer import StepReport
+from engine.outcome import FinishReason
 from engine.policy import ClassArrival
-from engine.types import (
-    Drawn,
-    Feed,
-    FinishReason,
-    Model,
-    Request,
-    SamplingParams,
-    Sequence,
-    TextStream,
-)
+from engine.request import Request, SamplingParams
+from engine.types import Drawn, Feed, Model, Sequence, TextStream
 from tests.engine.fakes import PlainText, Rig, reference
 
 NEVER = frozenset[int]()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import network
-from engine.types import StopParams
+from engine.request import StopParams
 from tests.engine.tiny_fidelity import IN_PROCESS, SHARE, TinySuite, named, write_models
 from tests.fidelity.restart import run_restart
 from tests.fidelity.settings import SETTINGS, Setting

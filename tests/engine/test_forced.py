@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.forced import ForcedRule, TokenBytes
+from engine.forced import ForcedRule
 from engine.grammar import Grammars
 from engine.logits import logit_rules
-from engine.types import (
-    FinishReason,
+from engine.outcome import FinishReason
+from engine.request import (
     ForcedText,
     GrammarParams,
     LogitParams,
@@ -26,6 +26,7 @@ from engine.types import (
     SamplingParams,
     StopParams,
 )
+from engine.token_bytes import TokenBytes
 from service.tokenize import TextCodec
 from tests.engine.test_grammar import EOS, VOCAB, finishes, grammars, text_of
 from tests.engine.test_runner import TinyRig

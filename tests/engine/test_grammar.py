@@ -20,15 +20,8 @@ from engine.errors import InvalidRequest
 from engine.grammar import Grammars
 from engine.grammar_mask import GrammarMask
 from engine.logits import logit_rules
-from engine.types import (
-    Finish,
-    FinishReason,
-    GrammarParams,
-    LogitParams,
-    Request,
-    SamplingParams,
-    StopParams,
-)
+from engine.outcome import Finish, FinishReason
+from engine.request import GrammarParams, LogitParams, Request, SamplingParams, StopParams
 from tests.engine.test_runner import TinyRig
 from tests.engine.vocabularies import END, KINDS, byte_level, encode
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from engine.grammar import Grammars
 from engine.host import Host, Inbox, LastReport
 from engine.messages import Cancel, Stepped, Stop, Submit
-from engine.types import FinishReason, Request, TokenChunk
+from engine.outcome import FinishReason, TokenChunk
+from engine.request import Request
 from tests.engine.test_grammar import EOS, VOCAB, grammars, plainly, requests, rig
 from tests.engine.test_runner import TinyRig
 from tests.engine.vocabularies import byte_level

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from engine.build import Models, assemble, draft_sources, load_models
 from engine.config import EngineConfig
-from engine.types import FinishReason, GrammarParams, Request, SamplingParams, StopParams
+from engine.outcome import FinishReason
+from engine.request import GrammarParams, Request, SamplingParams, StopParams
 from tests.engine.fakes import RecordingObserver
 
 MODEL = Path.home() / ".cache/draftwire/models/smollm2-135m"

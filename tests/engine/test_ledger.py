@@ -6,7 +6,8 @@ import pytest
 
 from engine.client import Ledger
 from engine.errors import InvalidRequest
-from engine.types import Finish, FinishReason, Request, StopParams, TokenChunk
+from engine.outcome import Finish, FinishReason, TokenChunk
+from engine.request import Request, StopParams
 
 END = Finish(FinishReason.LENGTH)
 LOST = Finish(FinishReason.ERROR, error="lost", retryable=True)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from engine.logits import logit_rules
 from engine.model_input import ModelInput
-from engine.types import Feed, LogitParams, Request, SamplingParams, StopParams
+from engine.request import LogitParams, Request, SamplingParams, StopParams
+from engine.types import Feed
 from kernels import reference
 from tests.engine.test_runner import TinyRig
 from tests.engine.tiny import BLOCK, VOCAB, paged, prompts, tiny

@@ -17,15 +17,8 @@ from torch import Tensor
 
 import engine.runner
 from engine.logprobs import logprobs
-from engine.types import (
-    FinishReason,
-    LogitParams,
-    Logprobs,
-    OutputParams,
-    Request,
-    SamplingParams,
-    StopParams,
-)
+from engine.outcome import FinishReason, Logprobs
+from engine.request import LogitParams, OutputParams, Request, SamplingParams, StopParams
 from tests.engine.fakes import EOS, Rig, letters, reference
 from tests.engine.test_logits import plain
 from tests.engine.test_runner import TinyRig

@@ -13,19 +13,11 @@ import engine.prefix
 import engine.scheduler
 from engine.blocks import BlockPool
 from engine.draft_model import ModelDraft
+from engine.outcome import Finish, FinishReason, TokenChunk
 from engine.output import append_tokens
 from engine.prefix import Hit, PrefixCache
 from engine.scheduler import Scheduler
-from engine.types import (
-    BlockTable,
-    Finish,
-    FinishReason,
-    Proposal,
-    Sequence,
-    StepPlan,
-    TokenChunk,
-    Verdict,
-)
+from engine.types import BlockTable, Proposal, Sequence, StepPlan, Verdict
 from engine.verify import verify
 from tests.engine.fakes import BLOCK, HashModel, Watched
 from tests.engine.test_simulation import DRAFTS, perfect_draft, traffic

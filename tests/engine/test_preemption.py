@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from engine.types import FinishReason, SamplingParams, Sequence
+from engine.outcome import FinishReason
+from engine.request import SamplingParams
+from engine.types import Sequence
 from tests.engine.fakes import BLOCK, VOCAB, Rig, reference
 
 SEEDED = SamplingParams(temperature=0.8, seed=3)

@@ -12,18 +12,10 @@ from hypothesis import strategies as st
 
 from engine.blocks import BlockPool
 from engine.kv_cache import KVCache, KVShape
+from engine.outcome import FinishReason
 from engine.prefix import PrefixCache
-from engine.types import (
-    Drawn,
-    Feed,
-    FinishReason,
-    Model,
-    Request,
-    SamplingParams,
-    Sequence,
-    SpeculationParams,
-    StopParams,
-)
+from engine.request import Request, SamplingParams, SpeculationParams, StopParams
+from engine.types import Drawn, Feed, Model, Sequence
 from tests.engine.fakes import BLOCK, VOCAB, PlainText, Rig, reference
 from tests.engine.test_runner import TinyRig
 from tests.engine.tiny import prompts as tiny_prompts

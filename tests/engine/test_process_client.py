@@ -14,8 +14,8 @@ import pytest
 
 from engine.client import EngineState
 from engine.errors import EngineDead, InvalidRequest
+from engine.outcome import FinishReason
 from engine.process import Supervision
-from engine.types import FinishReason
 from tests.engine import children
 from tests.engine.children import PROMPTS, World, config_of, gone, running
 

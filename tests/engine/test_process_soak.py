@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from engine.client import EngineState
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from tests.engine import children
 from tests.engine.children import config_of, gone, running
 

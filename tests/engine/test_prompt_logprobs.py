@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import Logprobs, OutputParams, Request, SamplingParams, StopParams
+from engine.outcome import Logprobs
+from engine.request import OutputParams, Request, SamplingParams, StopParams
 from tests.engine.fakes import VOCAB, Rig, reference
 from tests.engine.test_logits import ALONE
 from tests.engine.test_logprobs import NEAR

@@ -21,8 +21,8 @@ from engine.grammar import Grammars
 from engine.logits import logit_rules
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.request import Request, SamplingParams, StopParams
 from engine.scheduler import Scheduler
-from engine.types import Request, SamplingParams, StopParams
 from tests.engine.fakes import JunkDraft, ManualClock, PlainText, RecordingObserver
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, prompts, stock_greedy, tiny
 

@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from engine.types import Request, SamplingParams, SpeculationParams, StopParams
+from engine.request import Request, SamplingParams, SpeculationParams, StopParams
 from tests.engine.test_runner import TinyRig
 from tests.engine.tiny import VOCAB, paged, prompts, tiny
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import OutputParams, Request, SamplingParams, StopParams
+from engine.request import OutputParams, Request, SamplingParams, StopParams
 from tests.engine.fakes import BLOCK, VOCAB, Rig, reference
 from tests.engine.test_logprobs import serve
 from tests.engine.test_runner import TinyRig

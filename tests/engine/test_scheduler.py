@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.types import SamplingParams, SpeculationParams, StepPlan
+from engine.request import SamplingParams, SpeculationParams
+from engine.types import StepPlan
 from tests.engine.fakes import VOCAB, Rig, reference
 
 

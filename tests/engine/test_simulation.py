@@ -10,7 +10,8 @@ from itertools import takewhile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import FinishReason, SamplingParams, SpeculationParams
+from engine.outcome import FinishReason
+from engine.request import SamplingParams, SpeculationParams
 from tests.engine.fakes import BLOCK, EOS, VOCAB, Rig, reference
 
 DRAFTS = ["none", "ngram", "model", "perfect", "junk", "ngram,model", "junk,perfect"]

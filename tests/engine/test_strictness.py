@@ -18,10 +18,11 @@ from engine.fused import fusable, fuse
 from engine.model_input import ModelInput
 from engine.network import make_network
 from engine.remembered import remembered
+from engine.request import SamplingParams
 from engine.row_cost import SIZES, RowCosts, row_costs
 from engine.runner import PagedModel, StockNetwork
 from engine.strictness import CROWDS, ENOUGH_BLOCKS, LENGTH, difference
-from engine.types import Drawn, Feed, SamplingParams
+from engine.types import Drawn, Feed
 from kernels.ops import load_ops
 from tests.engine.children import config_of, write_model
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, tiny

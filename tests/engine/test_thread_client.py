@@ -13,17 +13,10 @@ from engine.client import EngineState
 from engine.core import Engine
 from engine.errors import EngineDead, InvalidRequest
 from engine.host import LastReport
+from engine.outcome import FinishReason
+from engine.request import Request, SamplingParams, StopParams
 from engine.thread import ThreadClient
-from engine.types import (
-    Drawn,
-    Feed,
-    FinishReason,
-    Model,
-    ModelInfo,
-    Request,
-    SamplingParams,
-    StopParams,
-)
+from engine.types import Drawn, Feed, Model, ModelInfo
 from tests.engine.fakes import BLOCK, EOS, VOCAB, Rig, reference
 from tests.engine.listener import RecordingListener
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from engine.types import Drawn, Feed, FinishReason, Model, SourceStats
+from engine.outcome import FinishReason, SourceStats
+from engine.types import Drawn, Feed, Model
 from tests.engine.fakes import ManualClock, Rig
 
 PASS = 0.010

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import Drawn, Logprobs, Proposal, Verdict
+from engine.outcome import Logprobs
+from engine.types import Drawn, Proposal, Verdict
 from engine.verify import UNUSABLE, verify
 
 NAN = "no token can be drawn: logits are not numbers, or all are ruled out"

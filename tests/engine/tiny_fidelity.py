@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.build import load_models
 from engine.convert import truncate_layers
-from engine.types import Request, SamplingParams, StopParams
+from engine.request import Request, SamplingParams, StopParams
 from tests.engine.children import IDS, config_of, write_model
 from tests.fidelity.judge import Row
 from tests.fidelity.prompts import RULES, SAMPLINGS, ruled

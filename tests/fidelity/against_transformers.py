@@ -30,7 +30,7 @@ from engine.config import EngineConfig
 from engine.convert import truncate_layers
 from engine.core import Engine
 from engine.observer import StepReport
-from engine.types import Request, SamplingParams, StopParams
+from engine.request import Request, SamplingParams, StopParams
 from service.models import resolve
 
 NEAR_TIE = 1e-3

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from engine.core import Engine
 from engine.observer import StepReport
-from engine.types import Finish, Request, TokenChunk
+from engine.outcome import Finish, TokenChunk
+from engine.request import Request
 
 REDRAW, CANCEL = 0.1, 0.04
 MOST_EMPTY = 10_000

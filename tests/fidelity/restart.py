@@ -11,11 +11,11 @@ import psutil
 
 from engine.client import EngineState
 from engine.config import EngineConfig
+from engine.outcome import FinishReason
 from engine.process import ProcessClient
-from engine.types import FinishReason, Request
+from engine.request import Request
 from tests.engine.listener import RecordingListener
 from tests.fidelity.judge import Reference, Row, difference
-from tests.fidelity.prompts import rules_of
 from tests.fidelity.settings import Setting
 
 PATIENCE_S = 600.0
@@ -75,7 +75,7 @@ def _judge(
     if whole:
         row.comparisons += 1
         row.greedy += request.sampling.temperature == 0
-        row.ruled.update(rules_of(request))
+        row.count_rules(request)
         row.tokens += len(got)
     else:
         want = want[: len(got)]

@@ -14,8 +14,9 @@ from engine.core import Engine
 from engine.draft import DraftSource
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.outcome import FinishReason
+from engine.request import Request, SpeculationParams
 from engine.row_cost import RowCosts
-from engine.types import FinishReason, Request, SpeculationParams
 from tests.fidelity.bits import watch
 from tests.fidelity.company import Company, Ticks
 from tests.fidelity.judge import Reference, Row, digests_of, idle, judge, judge_cancelled

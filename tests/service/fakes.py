@@ -11,15 +11,9 @@ from dataclasses import dataclass, field, replace
 from engine.client import EngineListener, EngineState
 from engine.errors import EngineDead
 from engine.observer import StepReport
-from engine.types import (
-    Finish,
-    FinishReason,
-    Logprobs,
-    ModelInfo,
-    Request,
-    SourceStats,
-    TokenChunk,
-)
+from engine.outcome import Finish, FinishReason, Logprobs, SourceStats, TokenChunk
+from engine.request import Request
+from engine.types import ModelInfo
 
 TIMEOUT_S = 10.0
 

@@ -16,7 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.types import OutputParams
+from engine.request import OutputParams
 from service.checks import MAX_MESSAGES, Limits, Violations, check_messages
 from service.pb import draftwire_pb2 as pb
 from service.status import MAX_VIOLATIONS, Refused

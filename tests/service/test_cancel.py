@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 import grpc
 import pytest
 
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import TIMEOUT_S, eventually
 from tests.service.harness import Harness, flood, params_of, rich

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import TIMEOUT_S, eventually, text_of
 from tests.service.harness import NOT_SERVING, Harness, details, flood, params_of, rich, running

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import TIMEOUT_S
 from tests.service.harness import (

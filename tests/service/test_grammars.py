@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from engine.types import GrammarParams
+from engine.request import GrammarParams
 from service.grammars import MOST_WAITING, GrammarChecks
 from service.pb import draftwire_pb2 as pb
 from service.status import Reason, Refused

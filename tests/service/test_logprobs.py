@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import Finish, FinishReason, TokenChunk
+from engine.outcome import Finish, FinishReason, TokenChunk
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import logprobs_of, text_of
 from tests.service.harness import Harness, flood, params_of, running

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from engine.client import EngineState
 from engine.observer import StepReport
-from engine.types import Finish, FinishReason, ModelInfo, Request, StopParams, TokenChunk
+from engine.outcome import Finish, FinishReason, TokenChunk
+from engine.request import Request, StopParams
+from engine.types import ModelInfo
 from service.admission import MOST_RETRY_S, Admission, ServedModel
 from service.router import MOST_LOGPROBS, Mailbox, Outbox, Router
 from service.status import Reason, Refused

@@ -10,7 +10,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from engine.client import EngineState
-from engine.types import FinishReason, Request
+from engine.outcome import FinishReason
+from engine.request import Request
 from service.pb import draftwire_pb2 as pb
 from service.status import Reason
 from tests.service.fakes import text_of

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from engine.types import FinishReason
+from engine.outcome import FinishReason
 from service.pb import draftwire_pb2 as pb
 from service.session import MAX_REPLIES
 from tests.service.fakes import eventually, text_of

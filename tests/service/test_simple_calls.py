@@ -12,7 +12,8 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from engine.types import FinishReason, Request
+from engine.outcome import FinishReason
+from engine.request import Request
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import TIMEOUT_S, text_of
 from tests.service.harness import Harness, details, params_of, rich, running

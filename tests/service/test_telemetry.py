@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine.types import Finish, FinishReason
+from engine.outcome import Finish, FinishReason
 from service.logs import OncePerMinute
 from service.pb import draftwire_pb2 as pb
 from service.spans import parent_from, phases
