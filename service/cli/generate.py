@@ -97,6 +97,9 @@ def generate(
         str | None,
         typer.Option(metavar="FILE|TEXT", help="The output is one of this Lark grammar's."),
     ] = None,
+    n: Annotated[
+        int | None, typer.Option("-n", metavar="N", help="So many samples of one prompt.")
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Send the prompt as a user's chat message.")
     ] = False,
@@ -130,6 +133,7 @@ def generate(
         params = build_params(
             prompt=_stdin() if prompt == "-" else prompt,
             chat=chat,
+            n=n,
             max_tokens=max_tokens,
             temperature=temperature,
             top_k=top_k,
@@ -171,12 +175,12 @@ async def _generate(target: str, params: pb.GenerationParams, wait: float, as_js
         if wait > 0 and not await _served(channel, wait, interrupt):
             return INTERRUPTED if interrupt.is_set() else _fail(f"{target} is not serving")
         try:
-            result = await session.run(channel, params, on_text, interrupt)
+            results = await session.run(channel, params, on_text, interrupt)
         except session.Rejected as rejected:
             return _fail(describe(rejected.status))
         except grpc.aio.AioRpcError as error:
             return _fail(describe(from_rpc_error(error)))
-    return _conclude(result, interrupt.is_set(), as_json)
+    return _conclude(results, interrupt.is_set(), as_json)
 
 
 async def _served(channel: grpc.aio.Channel, wait: float, interrupt: asyncio.Event) -> bool:
@@ -191,15 +195,23 @@ async def _served(channel: grpc.aio.Channel, wait: float, interrupt: asyncio.Eve
     return await serving
 
 
-def _conclude(result: session.Result, interrupted: bool, as_json: bool) -> int:
+def _conclude(results: list[session.Result], interrupted: bool, as_json: bool) -> int:
     """Say how it ended; the exit status."""
-    summary = summarise(result)
-    if as_json and result.accepted is not None:
-        _write(json.dumps(summary) + "\n")
-    elif not as_json and sys.stderr.isatty():
-        _say(summary)
+    summaries = [summarise(result) for result in results]
+    if as_json and results[0].accepted is not None:
+        whole = summaries[0] if len(results) == 1 else {"samples": summaries}
+        _write(json.dumps(whole) + "\n")
+    elif not as_json:
+        for index, result in enumerate(results[1:], 1):  # the first was printed as it came
+            _write(f"\n--- sample {index}\n{result.text}")
+        if sys.stderr.isatty():
+            _say(summaries[0])
     if interrupted:
         return INTERRUPTED
+    return max(_status(*pair) for pair in zip(results, summaries, strict=True))
+
+
+def _status(result: session.Result, summary: dict[str, Any]) -> int:
     if result.finished is None:
         return _fail("the stream ended before the generation did")
     if result.finished.HasField("error"):
@@ -223,7 +235,7 @@ def summarise(result: session.Result) -> dict[str, Any]:
         "token_ids": result.token_ids,
         **({"logprobs": [_plain(entry) for entry in result.logprobs]} if result.logprobs else {}),
         "finish_reason": enum_name(pb.FinishReason, finished.reason).removeprefix("FINISH_REASON_"),
-        "seed": accepted.seed,
+        "seed": (accepted.seed + result.index) % 2**64,
         "usage": _plain(finished.usage),
         "speculation": _plain(finished.speculation),
         "timings": {

@@ -18,6 +18,7 @@ def build_params(
     *,
     prompt: str,
     chat: bool,
+    n: int | None = None,
     max_tokens: int | None = None,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -85,6 +86,7 @@ def build_params(
         priority=None if priority is None else f"PRIORITY_{priority.upper()}",
         timeout=None if timeout is None else _duration(timeout),
         forced_text=forced_text,
+        n=n,
         grammar=_grammar(json_schema, regex, tuple(choices), grammar),
     )
     if chat:

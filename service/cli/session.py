@@ -1,9 +1,10 @@
-"""One generation over a `Session` stream, as a client sees it."""
+"""One generation, all of its samples, over a `Session` stream, as a client sees it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from service.pb import draftwire_pb2_grpc as pb_grpc
 
 GENERATION_ID = "cli"
 CANCEL_GRACE_S = 2.0
+MOST_SAMPLES = 1024  # the server has its own limit, and says so
 
 
 class Rejected(Exception):
@@ -28,8 +30,9 @@ class Rejected(Exception):
 
 @dataclass(slots=True)
 class Result:
-    """What came of a generation. `finished` is None if the stream ended before it did."""
+    """What came of a sample. `finished` is None if the stream ended before it did."""
 
+    index: int = 0
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
@@ -46,13 +49,14 @@ async def run(
     params: pb.GenerationParams,
     on_text: Callable[[str], None],
     interrupt: asyncio.Event,
-) -> Result:
-    """Run one generation to its end. Raises Rejected or AioRpcError.
+) -> list[Result]:
+    """Run one generation to its end; a result per sample. Raises Rejected or AioRpcError.
 
-    When `interrupt` is set the generation is cancelled and its end awaited, within bounds.
+    `on_text` gets the text of the first sample as it comes. When `interrupt` is set the generation
+    is cancelled and its end awaited, within bounds.
     """
     call = pb_grpc.GenerationServiceStub(channel).Session()
-    result = Result()
+    results = [Result(index) for index in range(min(max(1, params.n), MOST_SAMPLES))]
     sent = asyncio.Event()
     canceller = asyncio.create_task(_cancel_when(interrupt, call, sent))
     try:
@@ -60,8 +64,8 @@ async def run(
         sent.set()
         async for response in call:
             for event in response.events:
-                _take(event, result, on_text)
-            if result.finished is not None:
+                _take(event, results, on_text)
+            if all(result.finished is not None for result in results):
                 await call.done_writing()  # the server ends the stream; read on to its status
     except asyncio.CancelledError:
         if not interrupt.is_set():
@@ -69,21 +73,24 @@ async def run(
     finally:
         canceller.cancel()
         call.cancel()  # does nothing to a call that has ended
-    return result
+    return results
 
 
-def _take(event: pb.Event, result: Result, on_text: Callable[[str], None]) -> None:
+def _take(event: pb.Event, results: Seq[Result], on_text: Callable[[str], None]) -> None:
     match event.WhichOneof("event"):
         case "accepted":
-            result.accepted = event.accepted
+            for result in results:
+                result.accepted = event.accepted
         case "delta":
+            result = results[event.delta.index]
             result.parts.append(event.delta.text)
             result.token_ids.extend(event.delta.token_ids)
             result.logprobs.extend(event.delta.logprobs)
-            on_text(event.delta.text)
+            if not event.delta.index:
+                on_text(event.delta.text)
         case "finished":
-            result.finished = event.finished
-        case "rejected" if result.accepted is None:  # else a cancel that came too late
+            results[event.finished.index].finished = event.finished
+        case "rejected" if results[0].accepted is None:  # else a cancel that came too late
             raise Rejected(event.rejected)
 
 

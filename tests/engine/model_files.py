@@ -52,12 +52,14 @@ def tokenizer(vocab_size: int = 300) -> Tokenizer:
     return made
 
 
-def model(family: str, *, rows: int, tied: bool, layers: int = 2) -> PreTrainedModel:
+def model(
+    family: str, *, rows: int, tied: bool, layers: int = 2, hidden: int = 32
+) -> PreTrainedModel:
     """Random, with weights that bfloat16 holds exactly."""
     config_class, model_class = CONFIGS[family]
     config = config_class(
         vocab_size=rows,
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=4,
@@ -76,10 +78,16 @@ def model(family: str, *, rows: int, tied: bool, layers: int = 2) -> PreTrainedM
 
 
 def write_directory(
-    path: Path, *, family: str = "llama", rows: int = 320, tied: bool = True, vocab_size: int = 300
+    path: Path,
+    *,
+    family: str = "llama",
+    rows: int = 320,
+    tied: bool = True,
+    vocab_size: int = 300,
+    hidden: int = 32,
 ) -> Path:
     """A model directory as a publisher would upload it: bfloat16, fast tokenizer."""
-    model(family, rows=rows, tied=tied).bfloat16().save_pretrained(path)
+    model(family, rows=rows, tied=tied, hidden=hidden).bfloat16().save_pretrained(path)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(vocab_size),
         bos_token="<|im_start|>",
