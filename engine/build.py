@@ -229,7 +229,10 @@ def _pooled(loaded: LoadedModel, config: EngineConfig, num_blocks: int, vocab_si
     device, shape = loaded.model.device, _shape(loaded, config.kv_dtype)
     ops = _load_ops(device.type, shape.head_dim)
     strict = config.numerics != "fast" and ops.library is not None
-    cache = KVCache.allocate(shape, num_blocks, config.block_size, device)
+    try:
+        cache = KVCache.allocate(shape, num_blocks, config.block_size, device)
+    except (OSError, MemoryError, RuntimeError) as error:  # mmap's, torch's
+        raise ConfigError(f"kv_cache_mib={config.kv_cache_mib} cannot be had: {error}") from error
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
     expected = stock_logits(loaded.model, tokens.to(device))
     # What starts with the engine looks at texts of its own, however short a context was asked for.

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -73,9 +74,8 @@ async def serve(
         print(f"draftwire: {error}", file=sys.stderr)
         return ERROR
     log.info("listening", address=server.address)
-    if settings.port_file is not None:
-        write_atomically(settings.port_file, server.address)
-    failed = await _until_over(server, stop)
+    with announced(server.address, settings.port_file):
+        failed = await _until_over(server, stop)
     if failed:
         print(f"draftwire: {server.lifecycle.cause}", file=sys.stderr)
         log.error("engine failed", cause=server.lifecycle.cause)
@@ -84,6 +84,21 @@ async def serve(
     await server.stop(0.0 if failed else settings.grace_s, stop.at_once)
     log.info("stopped")
     return MISCONFIGURED if failed else OK
+
+
+@contextmanager
+def announced(address: str, port_file: Path | None) -> Iterator[None]:
+    """Say in a file where to connect, as long as that is worth trying."""
+    if port_file is None:
+        yield
+        return
+    write_atomically(port_file, address)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if port_file.read_text(encoding="utf-8").strip() == address:  # not a successor's
+                port_file.unlink()
 
 
 async def _until_over(server: Server, stop: StopSignals) -> bool:

@@ -40,7 +40,10 @@ def load(isa: str | None = None, path: Path = PATH) -> Library | None:
         function.restype, function.argtypes = result, arguments
     table = native.draftwire_kernels(isa.encode() if isa else None)
     if not table:
-        raise ValueError(f"DRAFTWIRE_ISA={isa}: unknown, or this CPU does not have it")
+        raise ValueError(
+            f"DRAFTWIRE_ISA={isa}: not one of amx, avx512bf16, avx512, avx2 and generic, or this "
+            "CPU does not have it"
+        )
     return Library(
         native,
         table,

@@ -70,6 +70,10 @@ async def run(
     except asyncio.CancelledError:
         if not interrupt.is_set():
             raise
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        # A server that stops says so after the last end: it is no news to who has all ends.
+        if any(result.finished is None for result in results):
+            raise
     finally:
         canceller.cancel()
         call.cancel()  # does nothing to a call that has ended

@@ -29,7 +29,7 @@ class Script:
     """What happens to a generation: its deltas one by one, then its end.
 
     `reject` refuses it, `hold` waits for a cancel after the deltas, `breaks` aborts the whole
-    stream there.
+    stream there, `leaves` after the end.
     """
 
     deltas: tuple[tuple[str, tuple[int, ...]], ...] = (("Hello", (1, 2)), (", wörld", (3, 4, 5)))
@@ -38,6 +38,7 @@ class Script:
     reject: status_pb2.Status | None = None
     hold: bool = False
     breaks: bool = False
+    leaves: bool = False
     seed: int = 2**63 + 1
 
 
@@ -131,6 +132,8 @@ class FakeServer(pb_grpc.GenerationServiceServicer, pb_grpc.ModelServiceServicer
             reason = pb.FINISH_REASON_CANCELLED
         self.live -= 1
         await out.put(pb.Event(generation_id=name, finished=_finished(script, reason, sent)))
+        if script.leaves:
+            await out.put(Over.BROKEN)
 
     async def GetModelInfo(self, request: Any, context: Any) -> pb.GetModelInfoResponse:
         return pb.GetModelInfoResponse(model="fake", vocab_size=100)

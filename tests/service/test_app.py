@@ -21,7 +21,7 @@ import pytest
 from engine.client import EngineListener
 from engine.errors import ConfigError, ModelError
 from service import app
-from service.app import ERROR, MISCONFIGURED, OK, StopSignals, serve
+from service.app import ERROR, MISCONFIGURED, OK, StopSignals, announced, serve
 from service.logs import make_log
 from service.pb import draftwire_pb2 as pb
 from service.pb import draftwire_pb2_grpc as rpc
@@ -248,3 +248,17 @@ def test_a_dead_collector_holds_up_neither_requests_nor_the_stop(
             return loop.time() - asked
 
         assert asyncio.run(one_request()) < 8
+
+
+def test_the_port_file_goes_with_the_server_that_wrote_it(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    with announced("127.0.0.1:1", port_file):
+        assert port_file.read_text().strip() == "127.0.0.1:1"
+    assert not port_file.exists()
+    with announced("127.0.0.1:1", port_file), announced("127.0.0.1:2", port_file):
+        pass
+    with announced("127.0.0.1:1", port_file):
+        port_file.write_text("127.0.0.1:2\n")  # a successor's
+    assert port_file.read_text().strip() == "127.0.0.1:2"
+    with announced("127.0.0.1:1", None):
+        pass

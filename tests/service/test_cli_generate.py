@@ -282,3 +282,11 @@ async def test_a_prompt_that_is_not_utf8_is_wrong_usage() -> None:
     code, _, err = await generate("-", stdin=b"\xff\xfe")
     assert code == 2
     assert "Traceback" not in err
+
+
+async def test_a_server_that_leaves_after_the_end_takes_nothing_with_it() -> None:
+    script = Script(reason=pb.FINISH_REASON_DRAINED, leaves=True)
+    async with serve(FakeServer(lambda _: script)) as fake:
+        code, out, err = await generate("x", "--target", fake.target, "--json")
+    assert json.loads(out)["token_ids"] == [1, 2, 3, 4, 5]
+    assert (code, err) == (1, "the server ended the generation early: DRAINED\n")
