@@ -39,6 +39,30 @@ class DraftSource(Protocol):
         ...
 
 
+class DraftWrapper:
+    """A source that is another one, but for what is overridden."""
+
+    def __init__(self, source: DraftSource) -> None:
+        self._source = source
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def errors(self) -> int:
+        return self._source.errors
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        return self._source.propose(plan)
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        self._source.observe(plan, proposals, verdicts)
+
+    def forget(self, request_id: str) -> None:
+        self._source.forget(request_id)
+
+
 def allowed(work: Work, source: str) -> bool:
     """Whether this request lets `source` draft for it."""
     sources = work.seq.request.speculation.sources

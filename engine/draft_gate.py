@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from engine.draft import DraftSource
+from engine.draft import DraftSource, DraftWrapper
 from engine.types import Proposal, StepPlan, Verdict
 
 # How fast the average follows, and where it starts above what drafts must be worth.
@@ -19,7 +19,7 @@ class _Record:
     rest: int = 0
 
 
-class GatedDraft:
+class GatedDraft(DraftWrapper):
     """Wraps a source: a sequence whose drafts do not pay gets none for `rest` steps, then a try.
 
     `worth` is how many drafts of a step must be accepted, on average, for its additional rows to
@@ -27,34 +27,26 @@ class GatedDraft:
     """
 
     def __init__(self, source: DraftSource, worth: float, rest: int) -> None:
-        self._source = source
+        super().__init__(source)
         self._worth = worth
         self._rest = rest
         self._records: dict[str, _Record] = {}
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def errors(self) -> int:
-        return self._source.errors
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
         work = tuple(
             w.capped(0) if w.draft_cap and self._rests(w.seq.request.id) else w for w in plan.work
         )
-        return self._source.propose(replace(plan, work=work))
+        return super().propose(replace(plan, work=work))
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
         for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
             if proposal.source == self.name and not verdict.error:
                 self._learn(work.seq.request.id, verdict.accepted)
-        self._source.observe(plan, proposals, verdicts)
+        super().observe(plan, proposals, verdicts)
 
     def forget(self, request_id: str) -> None:
         self._records.pop(request_id, None)
-        self._source.forget(request_id)
+        super().forget(request_id)
 
     def _rests(self, request_id: str) -> bool:
         record = self._records.get(request_id)

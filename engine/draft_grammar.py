@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.draft import DraftSource
+from engine.draft import DraftWrapper
 from engine.types import NO_PROPOSAL, OutputGrammar, Proposal, StepPlan, Verdict, Work
 
 
@@ -33,30 +33,13 @@ class ForcedDraft:
         return Proposal(forced, self.name) if forced else NO_PROPOSAL
 
 
-class LegalDraft:
+class LegalDraft(DraftWrapper):
     """Wraps a source: its guesses end before the first token that cannot come there, so that no row
     is spent on it."""
 
-    def __init__(self, source: DraftSource) -> None:
-        self._source = source
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def errors(self) -> int:
-        return self._source.errors
-
     def propose(self, plan: StepPlan) -> list[Proposal]:
-        proposals = self._source.propose(plan)
+        proposals = super().propose(plan)
         return [_cut(w, p) for w, p in zip(plan.work, proposals, strict=True)]
-
-    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
-        self._source.observe(plan, proposals, verdicts)
-
-    def forget(self, request_id: str) -> None:
-        self._source.forget(request_id)
 
 
 def _cut(work: Work, proposal: Proposal) -> Proposal:

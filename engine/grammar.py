@@ -50,7 +50,7 @@ class Grammars:
         self._most_items = most_items
         self._most_kept = kept
         self._vocabulary: LLTokenizer | None = None
-        self._bytes: TokenBytes | None = None
+        self._bytes: TokenBytes | str | None = None  # or what is wrong
         self._compiled: OrderedDict[Key, LLMatcher | str] = OrderedDict()  # or what is wrong
         self._keeping = threading.Lock()
         self._compiling = threading.Lock()
@@ -75,15 +75,10 @@ class Grammars:
         """Of the vocabulary. Raises InvalidRequest if the library cannot read it."""
         with self._compiling:
             if self._bytes is None:
-                try:
-                    vocabulary = self._load()
-                except ValueError as error:
-                    raise InvalidRequest(f"the vocabulary has no bytes: {error}") from error
-                self._bytes = TokenBytes(
-                    b"" if vocabulary.is_special_token(i) else vocabulary.decode_bytes([i])
-                    for i in range(self._vocab_size)
-                )
-            return self._bytes
+                self._bytes = self._read_bytes()
+        if isinstance(self._bytes, str):
+            raise InvalidRequest(self._bytes)
+        return self._bytes
 
     def prepare(self, request: Request, then: Callable[[], None]) -> bool:
         """Whether `request` can be taken at once. If not, its grammar is compiled meanwhile, and
@@ -116,6 +111,16 @@ class Grammars:
             return self._compile(source(kind, text))
         except Exception as error:  # a vocabulary that the library cannot read raises ValueError
             return first_line(str(error)) or type(error).__name__
+
+    def _read_bytes(self) -> TokenBytes | str:
+        try:
+            vocabulary = self._load()
+            return TokenBytes(
+                b"" if vocabulary.is_special_token(i) else vocabulary.decode_bytes([i])
+                for i in range(self._vocab_size)
+            )
+        except Exception as error:  # as above
+            return f"the vocabulary has no bytes: {first_line(str(error))}"
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits

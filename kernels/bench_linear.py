@@ -16,7 +16,7 @@ counts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,7 +74,7 @@ def linears(library: Library, repetitions: int) -> list[Linears]:
                 torch.ops.mkldnn._linear_pointwise(inputs[k], w, None, "none", [], "")
 
         read = stream if count == len(shapes) else stream[: body // 8]
-        best = in_turns((own, other, read.sum), repetitions)
+        best = map(min, in_turns((own, other, read.sum), repetitions))
         found.append(Linears(rows, *(round(s * 1e3, 2) for s in best)))
     return found
 
@@ -84,13 +84,12 @@ def library_dtype() -> torch.dtype:
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
 
 
-def in_turns(calls: tuple[Callable[[], object], ...], repetitions: int) -> list[float]:
-    """The least seconds of each, after one call that warms up."""
-    best = [float("inf")] * len(calls)
-    for repetition in range(repetitions + 1):
-        for i, call in enumerate(calls):
+def in_turns(calls: Sequence[Callable[[], object]], repetitions: int) -> list[list[float]]:
+    """Seconds of each in turns, after one round that warms up."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(repetitions + 1):
+        for call, own in zip(calls, times, strict=True):
             start = time.perf_counter()
             call()
-            if repetition:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best
+            own.append(time.perf_counter() - start)
+    return [own[1:] for own in times]

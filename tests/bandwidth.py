@@ -28,6 +28,7 @@ from engine.config import EngineConfig
 from engine.request import SamplingParams
 from engine.runner import PagedModel
 from engine.types import Feed
+from kernels.bench_linear import in_turns
 from kernels.hugepages import zeros
 from service.models import resolve
 
@@ -71,17 +72,6 @@ def feeds(shape: Seq[int], block_size: int) -> list[Feed]:
     ]
 
 
-def in_turns(calls: Seq[Callable[[], object]], rounds: int) -> list[float]:
-    """Median seconds of each, after one round that warms up."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds + 1):
-        for call, own in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            own.append(time.perf_counter() - start)
-    return [median(own[1:]) for own in times]
-
-
 def weights_of(config: Any) -> int:
     """Multiply-adds of a row: the linear layers of a model of the Llama kind, its head included."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -97,7 +87,7 @@ def measure(
     stream = zeros((weights * 2 // 8,), torch.int64).fill_(1)
     batches = [feeds(shape, block_size) for shape in SHAPES]
     calls: list[Callable[[], object]] = [stream.sum, *((lambda b=b: model.run(b)) for b in batches)]
-    summing, *seconds = in_turns(calls, rounds)
+    summing, *seconds = map(median, in_turns(calls, rounds))
     rate = stream.nbytes / summing
     found = []
     for (sequences, context, rows, _), took in zip(SHAPES, seconds, strict=True):

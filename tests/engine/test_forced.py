@@ -7,6 +7,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Never
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from engine.errors import InvalidRequest
 from engine.forced import ForcedRule
 from engine.grammar import Grammars
 from engine.logits import logit_rules
@@ -225,3 +227,17 @@ def test_its_bytes_are_made_beside_the_steps() -> None:
     assert called == [1]
     assert fresh.prepare(requests()[0], lambda: called.append(2))
     assert logit_rules(requests()[0], VOCAB, fresh) is not None
+
+
+def test_a_vocabulary_that_cannot_be_read_is_told_once() -> None:
+    class Unreadable(Grammars):
+        def _load(self) -> Never:
+            raise RuntimeError("not like this")
+
+    grammars = Unreadable(byte_level(), VOCAB, (EOS,))
+    done = threading.Event()
+    assert not grammars.prepare(requests()[0], done.set)
+    assert done.wait(30)
+    assert grammars.prepare(requests()[0], done.clear)  # nothing is left to wait for
+    with pytest.raises(InvalidRequest, match="no bytes: not like this"):
+        logit_rules(requests()[0], VOCAB, grammars)

@@ -122,18 +122,11 @@ def rig(drafts: str, **options: int) -> TinyRig:
 
 def finishes(rig: TinyRig, asked: Seq[Request]) -> dict[str, tuple[list[int], Finish]]:
     """Output ids and end of each."""
-    for request in asked:
-        rig.engine.submit(request)
-    ids: dict[str, list[int]] = {request.id: [] for request in asked}
-    ends: dict[str, Finish] = {}
-    for _ in range(20_000):
-        for chunk in rig.engine.step():
-            ids[chunk.request_id].extend(chunk.tokens)
-            if chunk.finish is not None:
-                ends[chunk.request_id] = chunk.finish
-        if not rig.engine.busy:
-            break
-    return {name: (ids[name], ends[name]) for name in ids}
+    done = {}
+    for name, chunks in rig.chunks(asked).items():
+        (end,) = (chunk.finish for chunk in chunks if chunk.finish is not None)
+        done[name] = [token for chunk in chunks for token in chunk.tokens], end
+    return done
 
 
 @cache

@@ -77,18 +77,11 @@ Outcome = dict[str, tuple[list[int], list[Logprobs]]]
 
 
 def serve(rig: TinyRig, asked: Seq[Request]) -> Outcome:
-    out: Outcome = {r.id: ([], []) for r in asked}
-    for request in asked:
-        rig.engine.submit(request)
-    for _ in range(20_000):
-        for chunk in rig.engine.step():
-            tokens, told = out[chunk.request_id]
-            tokens += chunk.tokens
-            told += chunk.logprobs
-            assert chunk.finish is None or not chunk.finish.error
-        if not rig.engine.busy:
-            return out
-    raise AssertionError("livelock")
+    out: Outcome = {}
+    for name, chunks in rig.chunks(asked).items():
+        assert not any(c.finish.error for c in chunks if c.finish is not None)
+        out[name] = ([x for c in chunks for x in c.tokens], [x for c in chunks for x in c.logprobs])
+    return out
 
 
 @cache

@@ -19,6 +19,7 @@ from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.grammar import Grammars
 from engine.logits import logit_rules
+from engine.outcome import TokenChunk
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.request import Request, SamplingParams, StopParams
@@ -100,17 +101,24 @@ class TinyRig:
 
     def serve(self, requests: Seq[Request]) -> list[list[int]]:
         """All at once; their ids count from 0. Output ids by request."""
-        for request in requests:
-            self.engine.submit(request)
         out: list[list[int]] = [[] for _ in requests]
-        for _ in range(20_000):
-            for chunk in self.engine.step():
-                out[int(chunk.request_id)].extend(chunk.tokens)
-                assert chunk.finish is None or not chunk.finish.error
-            if not self.engine.busy:
-                break
+        for name, chunks in self.chunks(requests).items():
+            out[int(name)] = [token for chunk in chunks for token in chunk.tokens]
+            assert not any(chunk.finish.error for chunk in chunks if chunk.finish is not None)
         assert self.pool.free == self.pool.num_blocks
         return out
+
+    def chunks(self, requests: Seq[Request]) -> dict[str, list[TokenChunk]]:
+        """All at once, to their ends; what came of each."""
+        for request in requests:
+            self.engine.submit(request)
+        out: dict[str, list[TokenChunk]] = {request.id: [] for request in requests}
+        for _ in range(20_000):
+            for chunk in self.engine.step():
+                out[chunk.request_id].append(chunk)
+            if not self.engine.busy:
+                return out
+        raise AssertionError("livelock")
 
 
 def gaps(family: str, prompt: Seq[int], output: Seq[int]) -> list[float]:

@@ -118,15 +118,19 @@ def test_a_stop_in_the_unfinished_end_is_not_given() -> None:
     assert detokenizer.flush() == ""
 
 
+def fed(finder: StopStrings, text: str, cuts: list[int]) -> tuple[str, str | None]:
+    """What comes of a text in pieces, and the stop."""
+    out, stop = "", None
+    while text and stop is None:
+        size = cuts.pop() if cuts else 1
+        piece, stop = finder.push(text[:size])
+        out, text = out + piece, text[size:]
+    return out + ("" if stop else finder.flush()), stop
+
+
 @given(st.text("ab", max_size=12), st.integers(0, 14), st.lists(st.integers(1, 4)))
 def test_none_begins_in_what_is_skipped(text: str, skip: int, cuts: list[int]) -> None:
-    finder, out, stop = StopStrings(["ab", "bb"], skip=skip), "", None
-    rest = text
-    while rest and stop is None:
-        size = cuts.pop() if cuts else 1
-        piece, stop = finder.push(rest[:size])
-        out, rest = out + piece, rest[size:]
-    out += "" if stop else finder.flush()
+    out, stop = fed(StopStrings(["ab", "bb"], skip=skip), text, cuts)
     tail = text[skip:]
     at = min((tail.find(s) for s in ("ab", "bb") if s in tail), default=len(tail))
     assert out == text[: skip + at]
@@ -135,12 +139,6 @@ def test_none_begins_in_what_is_skipped(text: str, skip: int, cuts: list[int]) -
 
 @given(st.text("ab", max_size=12), st.lists(st.integers(1, 4)))
 def test_included_where_it_is_asked_for(text: str, cuts: list[int]) -> None:
-    finder, out, stop = StopStrings(["abb"], include=True), "", None
-    rest = text
-    while rest and stop is None:
-        size = cuts.pop() if cuts else 1
-        piece, stop = finder.push(rest[:size])
-        out, rest = out + piece, rest[size:]
-    out += "" if stop else finder.flush()
+    out, _ = fed(StopStrings(["abb"], include=True), text, cuts)
     end = text.find("abb") + 3 if "abb" in text else len(text)
     assert out == text[:end]

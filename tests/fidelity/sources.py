@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from engine.draft import DraftSource
+from engine.draft import DraftSource, DraftWrapper
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
 
 FLAW = 0.25
@@ -48,31 +48,17 @@ class KnownDraft:
         return None
 
 
-class VaryingDraft:
+class VaryingDraft(DraftWrapper):
     """Wraps a source: per sequence and step it may make 0 to `most` guesses, drawn at random."""
 
     def __init__(self, source: DraftSource, most: int, seed: str) -> None:
-        self._source = source
+        super().__init__(source)
         self._most = most
         self._rng = random.Random(seed)
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def errors(self) -> int:
-        return self._source.errors
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
         work = tuple(
             replace(w, draft_cap=min(w.draft_cap, self._rng.randint(0, self._most)))
             for w in plan.work
         )
-        return self._source.propose(replace(plan, work=work))
-
-    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
-        self._source.observe(plan, proposals, verdicts)
-
-    def forget(self, request_id: str) -> None:
-        self._source.forget(request_id)
+        return super().propose(replace(plan, work=work))
