@@ -73,6 +73,9 @@ async def serve(
         await server.abandon()
         print(f"draftwire: {error}", file=sys.stderr)
         return ERROR
+    except ConfigError:
+        await server.abandon()
+        raise
     log.info("listening", address=server.address)
     with announced(server.address, settings.port_file):
         failed = await _until_over(server, stop)

@@ -10,6 +10,7 @@ from engine.request import Request
 from service.admission import Ticket
 from service.pb import draftwire_pb2 as pb
 from service.record import Record
+from service.recording import Recording
 from service.router import Mailbox
 
 SEEDS = 1 << 64
@@ -37,24 +38,32 @@ def samples_of(request: Request, count: int) -> tuple[Request, ...]:
 class Sample:
     """Takes chunks from the router until the last one. `mailbox` None: nobody reads them."""
 
-    def __init__(self, request: Request, mailbox: Mailbox, ticket: Ticket, record: Record) -> None:
+    def __init__(
+        self,
+        request: Request,
+        mailbox: Mailbox,
+        ticket: Ticket,
+        record: Record,
+        recording: Recording,
+    ) -> None:
         self.request = request
         self.mailbox: Mailbox | None = mailbox
         self.ticket = ticket
         self.record = record
         self.ended = False
-        # All of them have one prompt, which counts once.
-        self._counts_prompt = mailbox.index == 0
+        self._recording = recording
+        self._index = mailbox.index
 
     def deliver(self, chunk: TokenChunk) -> None:
         """See `service.router.Receiver`."""
         self.ticket.leave()
         if (finish := chunk.finish) is not None:
             self.ended = True
-            if not self._counts_prompt:
+            if self._index:  # all of them have one prompt, which counts once
                 finish = replace(finish, prompt_tokens=0, cached_tokens=0)
                 chunk = replace(chunk, finish=finish)
             self.record.finished(finish)
+        self._recording.chunk(self._index, chunk)
         if self.mailbox is not None:
             self.mailbox.put(chunk)
 

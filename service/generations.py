@@ -18,6 +18,7 @@ from service.generation import Generation, Sample, samples_of
 from service.grammars import GrammarChecks
 from service.pb import draftwire_pb2 as pb
 from service.record import Record, Recorder
+from service.recording import Recordings
 from service.router import Mailbox, Outbox, Router
 from service.spans import Parent
 from service.status import ENGINE_RETRY_S, Reason, Refused, invalid, refused
@@ -44,6 +45,7 @@ class Generations:
         limits: Limits,
         grammars: GrammarChecks,
         recorder: Recorder,
+        recordings: Recordings,
         clock: Callable[[], float],
         ids: Callable[[], str],
         seeds: Callable[[], int],
@@ -54,6 +56,7 @@ class Generations:
         self._limits = limits
         self._grammars = grammars
         self._recorder = recorder
+        self._recordings = recordings
         self._clock = clock
         self._ids = ids
         self._seeds = seeds
@@ -81,7 +84,10 @@ class Generations:
             for other in records[1:]:
                 other.parsed(parsed)
             mailboxes = [Mailbox(name, outbox, index) for index in range(len(requests))]
-            return self._submit(list(map(Sample, requests, mailboxes, tickets, records)))
+            info = self._admission.ready_model().info
+            recording = self._recordings.begin(params, requests, info)
+            parts = zip(requests, mailboxes, tickets, records, strict=True)
+            return self._submit([Sample(*part, recording) for part in parts])
         except Refused as refusal:
             record.refused(refusal)
             raise

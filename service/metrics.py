@@ -116,6 +116,24 @@ class CallMetrics:
         self._duration.record(seconds, attributes)
 
 
+class RecordingMetrics:
+    """What of the recorded generations was kept."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._written = meter.create_counter(
+            "draftwire.records.written", "{record}", "Recorded generations that were written."
+        )
+        self._dropped = meter.create_counter(
+            "draftwire.records.dropped", "{record}", "Those that were not, by reason."
+        )
+
+    def written(self) -> None:
+        self._written.add(1)
+
+    def dropped(self, reason: str) -> None:
+        self._dropped.add(1, {"draftwire.drop.reason": str(reason)})
+
+
 class StepMetrics:
     """Steps come 20 to 100 times a second, so totals are kept as integers and read on export.
 

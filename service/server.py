@@ -2,7 +2,7 @@
 
 start   bind → health NOT_SERVING → engine in the background → health SERVING once it is ready
 stop    health NOT_SERVING → new requests refused, sessions told → running generations end, up
-        to the grace period → the rest end with DRAINED → server → engine → telemetry
+        to the grace period → the rest end with DRAINED → server → engine → records → telemetry
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from service.handlers import Calls
 from service.harmless import Harmless
 from service.health import Health, add_reflection
 from service.lifecycle import Lifecycle
-from service.metrics import CallMetrics, GenerationMetrics, StepMetrics
+from service.metrics import CallMetrics, GenerationMetrics, RecordingMetrics, StepMetrics
 from service.model_service import ModelService
 from service.pb import draftwire_pb2 as pb
 from service.record import Log, Recorder
+from service.recording import FileRecordings, NoRecordings, Recordings
+from service.recording_writer import Losses, Writer
 from service.router import Router
+from service.segments import Segments
 from service.servicer import GenerationService
 from service.settings import ServeSettings
 from service.spans import SpanSource
@@ -48,6 +51,8 @@ LAST_WORDS_S = 2.0
 AT_ONCE_S = 0.5
 # For calls without generations (health watches).
 STOP_GRACE_S = 0.1
+# For records that wait for the disk, however much of the grace is left.
+MOST_FLUSH_S = 5.0
 
 
 class BindError(Exception):
@@ -68,6 +73,7 @@ class Server:
     ) -> None:
         self._settings = settings
         self._telemetry = telemetry
+        self._clock = clock
         self._executor = ThreadPoolExecutor(TOKENIZER_THREADS, "tokenize")
         self._harmless = Harmless(log, clock)
         self._steps = StepMetrics(telemetry.meter)
@@ -93,6 +99,7 @@ class Server:
         self._router = Router(self.lifecycle, self._report)
         self._client = make_client(self._router)
         self._grammars = GrammarChecks()
+        self._recordings = self._make_recordings(log, wall)
         generations = Generations(
             client=self._client,
             router=self._router,
@@ -100,6 +107,7 @@ class Server:
             limits=_limits(settings),
             grammars=self._grammars,
             recorder=recorder,
+            recordings=self._recordings,
             clock=clock,
             ids=_unique_ids(),
             seeds=lambda: secrets.randbits(64),
@@ -119,7 +127,11 @@ class Server:
         self.stopped = False
 
     async def start(self) -> None:
-        """Listen and start the engine; returns before the engine is ready. Raises BindError."""
+        """Listen and start the engine; returns before the engine is ready.
+
+        Raises BindError, and ConfigError if it cannot record where it is to.
+        """
+        self._recordings.start()
         self.address = _bind(self._server, self._settings.listen)
         self.lifecycle.address = self.address
         await self._health.set_serving(False)
@@ -130,6 +142,7 @@ class Server:
     async def stop(self, grace_s: float, at_once: asyncio.Event) -> None:
         """Stop in order. `at_once`, when set, ends the waiting for generations."""
         self.stopped = True
+        over = self._clock() + grace_s
         self.lifecycle.stopping = True
         self._admission.draining = True
         await self._health.shut_down()
@@ -141,19 +154,21 @@ class Server:
         await self._server.stop(None if at_once.is_set() else STOP_GRACE_S)
         await asyncio.to_thread(self._client.stop)
         await _first(LAST_WORDS_S, self._ended())
-        await self._dispose()
+        left = min(max(over - self._clock(), LAST_WORDS_S), MOST_FLUSH_S)
+        await self._dispose(AT_ONCE_S if at_once.is_set() else left)
 
     async def abandon(self) -> None:
         """Undo a `start` that raised."""
         await self._server.stop(None)
-        await self._dispose()
+        await self._dispose(0.0)
 
     async def _ended(self) -> None:
         await self._router.idle.wait()
         await self._calls.quiet.wait()
 
-    async def _dispose(self) -> None:
+    async def _dispose(self, flush_s: float) -> None:
         self._router.close()
+        await asyncio.to_thread(self._recordings.close, flush_s)
         if self._watch is not None:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
@@ -161,6 +176,15 @@ class Server:
         await self._grammars.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._telemetry.shutdown)
+
+    def _make_recordings(self, log: Log, wall: Callable[[], float]) -> Recordings:
+        root = self._settings.record
+        if root is None:
+            return NoRecordings()
+        metrics = RecordingMetrics(self._telemetry.meter)
+        losses = Losses(metrics, self._harmless, log, self._clock)
+        store = Segments(root, self._settings.record_mib << 20, wall)
+        return FileRecordings(Writer(store, losses, metrics, self._harmless), str(root), wall)
 
     def _report(self, report: StepReport) -> None:
         self._step_s = report.ended - report.started

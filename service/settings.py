@@ -128,6 +128,13 @@ class ServeSettings(BaseSettings):
     )
     reflection: bool = Field(True, description="Serve gRPC reflection.")
 
+    record: Path | None = Field(
+        None, description="Folder to record requests and results in, text included; unset: none."
+    )
+    record_mib: int = Field(
+        256, ge=1, description="Most MiB of records per tenant; the oldest are deleted."
+    )
+
     telemetry: Literal["none", "console", "otlp"] = Field(
         "none", description="Where traces and metrics go."
     )

@@ -180,6 +180,35 @@ def test_a_killed_engine_ends_its_streams_and_comes_back(server: Server) -> None
         assert after["token_ids"] == before["token_ids"]
 
 
+def test_what_is_recorded_is_replayed_also_what_a_killed_engine_left(
+    model: Path, tmp_path: Path
+) -> None:
+    options = ("--dtype", "float32", "--draft", "ngram", "--threads", "1")
+    with serving(model, tmp_path, *options, "--record", str(tmp_path / "records")) as running:
+        for more in (["-n", "3"], ["--chat"], ["--stop", "e"], ["--forced-text", "x = {"]):
+            running.generate("--temperature", "0.9", "--max-tokens", "30", *more)
+        finished, _ = asyncio.run(_kill_under_load(running))
+        assert {event.reason for event in finished} == {pb.FINISH_REASON_ERROR}
+        running.generate("--max-tokens", "1")  # it is back
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+    (file,) = (tmp_path / "records").glob("default/*.jsonl")
+    assert len(file.read_bytes().splitlines()) == 4 + 8 + 1
+    (tmp_path / "port").unlink(missing_ok=True)
+    with serving(model, tmp_path, "--dtype", "float32", "--draft", "none", "--threads", "1") as new:
+        new.generate("--max-tokens", "1")
+        done = subprocess.run(
+            [sys.executable, "-m", "service", "replay", str(file), "--target", new.address],
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+    last = done.stdout.splitlines()[-1]
+    assert last == "agrees 13, differs 0, failed 0, skipped 0, malformed 0", done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_sigterm_lets_running_work_finish(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, "--threads", "1") as running:
         running.generate("--max-tokens", "1")

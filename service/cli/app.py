@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.generate import generate
+from service.cli.replay import replay
 from service.cli.serve import serve_command
 from service.models.cli import app as models
 
@@ -23,6 +24,7 @@ def build() -> typer.Typer:
     app.callback()(root)
     app.command("serve")(serve_command())
     app.command()(generate)
+    app.command()(replay)
     app.add_typer(models, name="models", help="The models that Draftwire knows by name.")
     return app
 
