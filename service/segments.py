@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ class Segments:
         self._most = most
         self._most_segment = min(most // SEGMENTS, MOST_SEGMENT_BYTES)
         self._wall = wall
-        self._folders: OrderedDict[str, Folder] = OrderedDict()
+        self._folders: dict[str, Folder] = {}
         self._lock: int | None = None
 
     def open(self) -> None:
@@ -144,8 +144,7 @@ class Segments:
         if folder is None:
             folder = self._folders[name] = Folder(self._root / name)
             if len(self._folders) > KNOWN:
-                self._folders.popitem(last=False)
-        self._folders.move_to_end(name)
+                del self._folders[next(iter(self._folders))]
         folder.append(line, self._most, self._most_segment, self._wall())
 
 

@@ -106,8 +106,8 @@ def replay(
         raise typer.Exit(1)
     found = sum(count for outcome, count in told.counts.items() if outcome != MALFORMED)
     if not found and (generation is not None or not told.counts[MALFORMED]):
-        what = "records" if generation is None else f"generation {generation!r}"
-        print(f"there are no {what} in {file}", file=sys.stderr)
+        what = "are no records" if generation is None else f"is no generation {generation!r}"
+        print(f"there {what} in {file}", file=sys.stderr)
         raise typer.Exit(WRONG_USAGE)
     told.end()
     bad = (DIFFERS, FAILED) if generation is not None else (DIFFERS, FAILED, MALFORMED)

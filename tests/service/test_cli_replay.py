@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,8 +21,7 @@ from service.pb import draftwire_pb2 as pb
 from service.recorded import RecordedGeneration, RecordedSample, to_line
 from tests.loadtest.fakes import FakeServer, Script, serve, status
 from tests.service.hashed import Hashed, hashing, ids_of
-from tests.service.recordings import recorded_in
-from tests.service.test_recording import plain_sample, recorded
+from tests.service.recordings import plain_sample, recorded, recorded_in
 
 PIPE = asyncio.subprocess.PIPE
 
@@ -215,7 +215,7 @@ async def test_lines_that_are_no_records_are_named(model_dir: Path, tmp_path: Pa
         assert (code, out[-1]) == (0, "agrees 1, differs 0, failed 0, skipped 0, malformed 2")
         code, out, err = await replay(str(file), "--target", served.target, "--id", "no-such")
         assert code == 2
-        assert "there are no generation 'no-such'" in err
+        assert "there is no generation 'no-such'" in err
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,22 @@ async def test_what_fails_on_the_server(script: Script, because: str, tmp_path: 
         f"line 1 g-1 failed: {because}",
         "agrees 0, differs 0, failed 1, skipped 0, malformed 0",
     ]
+
+
+async def test_ctrl_c_hangs_up(tmp_path: Path) -> None:
+    file = write(tmp_path / "file", recorded(pb.GenerationParams(text="x"), plain_sample()))
+    async with asyncio.timeout(60), serve(FakeServer(lambda _: Script(hold=True))) as fake:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "service", "replay", file, "--force", "--target", fake.target),
+            stdout=PIPE,
+            stderr=PIPE,
+        )
+        await fake.holding.acquire()
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+        await fake.dropped.wait()
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in err
 
 
 # ---- what is sent, and what counts as the same -------------------------------------------------
@@ -334,7 +350,8 @@ def test_an_empty_output_that_ended_by_itself_is_compared() -> None:
     ],
 )
 def test_texts(reason: str, before: str, now: str, ended: str, same: bool) -> None:
-    result = Result(0, [now], [1, 2, 3], finished=pb.Finished(reason=f"FINISH_REASON_{ended}"))
+    ids = [1, 2, 3] if reason == "EOS" else [1, 2, 3, 4]
+    result = Result(0, [now], ids, finished=pb.Finished(reason=f"FINISH_REASON_{ended}"))
     assert (difference(sample(reason, text=before), result) is None) == same
 
 
