@@ -173,10 +173,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Guesses for the tokens after the last one of a sequence; empty is ordinary."""
+    """Guesses for the tokens after the last one of a sequence; empty is ordinary.
+
+    `probs`: what each was drawn from, a (vocabulary,) tensor; None: it was no matter of chance.
+    Only rejection sampling asks (`engine.rejection`). Whether a token is among `tokens` must then
+    not depend on what it is.
+    """
 
     tokens: tuple[int, ...] = ()
     source: str = ""
+    probs: Any = None
 
 
 NO_PROPOSAL = Proposal()
@@ -207,7 +213,7 @@ class Feed:
     of these rows are of drafts. `output` says which logprobs are wanted.
 
     The rows before these, as many as `known`, are asked how likely those tokens are, each of which
-    follows its row.
+    follows its row. `draft_probs` are those of the proposal.
     """
 
     tokens: tuple[int, ...]
@@ -218,6 +224,7 @@ class Feed:
     rules: LogitRules | None = None
     output: OutputParams = PLAIN
     known: tuple[int, ...] = ()
+    draft_probs: Any = None
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -229,11 +236,13 @@ class Feed:
 class Drawn:
     """What a pass gives for one feed: its `sample` tokens in row order, -1 where the row's logits
     were not usable (NaN); and, if the feed asks for them, the logprobs of these tokens, at least up
-    to the first that differs from its draft. `known` are those of the feed's `known` tokens."""
+    to the first that differs from its draft. `known` are those of the feed's `known` tokens.
+    `probs`: see `Proposal`."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     known: tuple[Logprobs, ...] = ()
+    probs: Any = None
 
 
 class Model(Protocol):
