@@ -17,6 +17,12 @@ from engine.request import PLAIN, OutputParams, Request, SamplingParams
 class TextStream(Protocol):
     """Turns output ids into text as they come, and watches for stop strings."""
 
+    @property
+    def length(self) -> int:
+        """Characters complete so far, held back for a stop string or not: where the text of the
+        next token begins, or the character that it goes on with."""
+        ...
+
     def push(self, token: int) -> tuple[str, str | None]:
         """Text that became final with `token`, and the stop string it completed, if any."""
         ...
@@ -97,6 +103,7 @@ class Sequence:
     computed: int = 0
     drafted: int = 0
     told: int = 0  # tokens of the prompt, from the second on, whose logprobs are delivered
+    offsets: list[int] = field(default_factory=list)  # of each output token, if asked for
     finish: Finish | None = None
     # Names of its full blocks for the prefix cache, as far as they were needed (`engine.prefix`).
     names: list[bytes] = field(default_factory=list)
