@@ -35,10 +35,12 @@ from engine.network import make_network
 from engine.observer import EngineObserver
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.rejection import REJECTION_VERSION, Independent, Rejection
 from engine.remembered import remembered
 from engine.request import Request
 from engine.row_cost import RowCosts, row_costs
 from engine.runner import ATTENTION, PagedModel, register_attention
+from engine.sampler import Coupled, Sampler
 from engine.scheduler import Scheduler
 from engine.selfcheck import LONGEST, check_paged, probe_tokens, stock_logits
 from engine.specs import parse_drafts
@@ -106,11 +108,11 @@ def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
     for directory in drafts:
         check_same_vocabulary(config.model, directory)
     num_blocks = _num_blocks(config, [target, *drafts.values()])
-    pooled = _pooled(target, config, num_blocks, target.vocab_size)
+    pooled = _pooled(target, config, num_blocks, target.vocab_size, Rejection())
     return Models(
         pooled,
         {
-            d: _pooled(m, config, num_blocks, min(m.vocab_size, target.vocab_size))
+            d: _pooled(m, config, num_blocks, min(m.vocab_size, target.vocab_size), Independent())
             for d, m in drafts.items()
         },
         num_blocks,
@@ -224,7 +226,13 @@ def _num_blocks(config: EngineConfig, models: list[LoadedModel]) -> int:
     return blocks
 
 
-def _pooled(loaded: LoadedModel, config: EngineConfig, num_blocks: int, vocab_size: int) -> Pooled:
+def _pooled(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    num_blocks: int,
+    vocab_size: int,
+    uncoupled: Sampler,
+) -> Pooled:
     """The model over a pool of its own, packed, and checked against its stock self."""
     device, shape = loaded.model.device, _shape(loaded, config.kv_dtype)
     ops = _load_ops(device.type, shape.head_dim)
@@ -238,7 +246,8 @@ def _pooled(loaded: LoadedModel, config: EngineConfig, num_blocks: int, vocab_si
     # What starts with the engine looks at texts of its own, however short a context was asked for.
     positions = max(_context(config, loaded), LONGEST)
     network = make_network(loaded.model, cache, ops, positions, strict)
-    paged = PagedModel(network, cache, config.block_size, vocab_size, ops)
+    sampler = Coupled(ops.sample_rows) if config.verification == "coupled" else uncoupled
+    paged = PagedModel(network, cache, config.block_size, vocab_size, sampler)
     check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size)
     return Pooled(loaded, paged, ops, strict)
 
@@ -249,6 +258,8 @@ def _context(config: EngineConfig, loaded: LoadedModel) -> int:
 
 def _not_strict_because(config: EngineConfig, target: Pooled, blocks: int, digest: str) -> str:
     """Empty if the same request has the same bytes in any company."""
+    if config.verification == "rejection":
+        return "verification is rejection, as asked for: what is drawn depends on the drafts"
     if config.numerics == "fast":
         return "numerics are fast, as asked for"
     if not target.strict_network:
@@ -276,7 +287,9 @@ def _info(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "sampler": SAMPLER_VERSION,
+        "sampler": SAMPLER_VERSION
+        if config.verification == "coupled"
+        else f"rejection {REJECTION_VERSION}",
         "grammars": version("llguidance"),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

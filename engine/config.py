@@ -17,6 +17,8 @@ class EngineConfig:
     rows are found to be cheap on this machine (`engine.row_cost`).
     `kv_dtype` is that of the model ("auto" or by name), or int8 with a scale per head and token.
     `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
+    `verification`: coupled gives the same bytes with any drafts; rejection only the same law, and
+    is there to be compared with.
     `numerics`: strict promises that a row has the same bits in any company, or refuses to start;
     auto is strict where that can be had; fast never promises. `cache_dir` keeps what was found out
     about a model on this machine; empty: nothing is kept.
@@ -39,6 +41,7 @@ class EngineConfig:
     device: str = "auto"
     threads: int = 0
     max_context: int = 0
+    verification: str = "coupled"
     numerics: str = "auto"
     cache_dir: str = ""
 
@@ -53,6 +56,14 @@ class EngineConfig:
             (self.block_size == 16, "block_size must be 16"),
             (self.dtype in ("auto", "bfloat16", "float32"), f"unknown dtype {self.dtype!r}"),
             (self.numerics in ("auto", "strict", "fast"), f"unknown numerics {self.numerics!r}"),
+            (
+                self.verification in ("coupled", "rejection"),
+                f"unknown verification {self.verification!r}",
+            ),
+            (
+                self.verification == "coupled" or self.numerics != "strict",
+                "numerics strict promises what verification rejection cannot keep",
+            ),
             (self.kv_dtype in KV_DTYPES, f"unknown kv_dtype {self.kv_dtype!r}"),
             (self.threads >= 0, "threads must not be negative"),
             (self.max_context >= 0, "max_context must not be negative"),

@@ -145,7 +145,7 @@ class Engine:
 
     def _forward(self, plan: StepPlan, proposals: Seq[Proposal]) -> list[Drawn | str]:
         """One pass for all. If it raises, each on its own, so that only the culprit fails."""
-        feeds = [_feed(w, p) for w, p in zip(plan.work, proposals, strict=True)]
+        feeds = [make_feed(w, p) for w, p in zip(plan.work, proposals, strict=True)]
         try:
             results: list[Drawn | str] = list(self._model.run(feeds))
         except Exception as error:  # isolated below
@@ -165,7 +165,8 @@ class Engine:
             return _cause(own)
 
 
-def _feed(work: Work, proposal: Proposal) -> Feed:
+def make_feed(work: Work, proposal: Proposal) -> Feed:
+    """What the target is fed of a sequence: its new tokens, then the drafts."""
     seq = work.seq
     tokens = tuple(seq.tokens[work.start : work.start + work.count]) + proposal.tokens
     sample = 1 + len(proposal.tokens) if work.samples else 0
@@ -179,6 +180,7 @@ def _feed(work: Work, proposal: Proposal) -> Feed:
         seq.rules,
         request.output,
         _known(work) if seq.untold else (),
+        proposal.probs,
     )
 
 

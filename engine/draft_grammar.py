@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from engine.draft import DraftWrapper
 from engine.types import NO_PROPOSAL, OutputGrammar, Proposal, StepPlan, Verdict, Work
@@ -35,7 +36,8 @@ class ForcedDraft:
 
 class LegalDraft(DraftWrapper):
     """Wraps a source: its guesses end before the first token that cannot come there, so that no row
-    is spent on it."""
+    is spent on it. One that was drawn is spent a row on: left out for what it is, it would not be
+    replaced as rejection sampling must (`engine.rejection`)."""
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
         proposals = super().propose(plan)
@@ -46,8 +48,11 @@ def _cut(work: Work, proposal: Proposal) -> Proposal:
     grammar = _grammar(work)
     if grammar is None or not proposal.tokens:
         return proposal
-    legal = grammar.legal(proposal.tokens)
-    return Proposal(proposal.tokens[:legal], proposal.source) if legal else NO_PROPOSAL
+    count = grammar.legal(proposal.tokens)
+    if proposal.probs is not None:
+        count += 1
+        return replace(proposal, tokens=proposal.tokens[:count], probs=proposal.probs[:count])
+    return replace(proposal, tokens=proposal.tokens[:count]) if count else NO_PROPOSAL
 
 
 def _grammar(work: Work) -> OutputGrammar | None:

@@ -69,6 +69,11 @@ class GuardedDraft:
                 raise ValueError("more drafts than asked for")
             if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
                 raise ValueError("a draft outside the vocabulary")
+            probs = proposal.probs
+            if probs is None:
+                continue
+            if len(probs) != len(tokens) or max(map(len, probs)) > self._vocab_size:
+                raise ValueError("drafts and what they were drawn from do not match")
 
     def _failed(self) -> None:
         self.errors += 1

@@ -8,8 +8,35 @@ one or two tokens, so a full acceptance needs no special case (`algorithms.md` I
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from engine.types import NO_PROPOSAL, Feed, Model, Proposal, StepPlan, Verdict, Work
+from engine.types import NO_PROPOSAL, Drawn, Feed, Model, Proposal, StepPlan, Verdict, Work
+
+
+class _Guess:
+    """What is drafted for one sequence, so far."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._probs: list[Any] = []
+
+    @property
+    def usable(self) -> bool:
+        """Whether the last token is one."""
+        return self.tokens[-1] >= 0
+
+    def add(self, drawn: Drawn) -> None:
+        self.tokens.extend(drawn.tokens)
+        if drawn.probs is not None:
+            self._probs.extend(drawn.probs)
+
+    def proposal(self, source: str) -> Proposal:
+        count = len(self.tokens)
+        if count and not self.usable:
+            count -= 1
+        if not count:
+            return NO_PROPOSAL
+        return Proposal(tuple(self.tokens[:count]), source, self._probs[:count] or None)
 
 
 class ModelDraft:
@@ -17,8 +44,9 @@ class ModelDraft:
 
     Catching up (prompt, or steps without drafting) happens when a sequence may draft, in plan
     order, within `rows` rows a step; who is still behind gets no drafts in that step. Positions
-    from `context_limit` on are never drafted. It draws with the target's noise, so that it agrees
-    with the target as often as the two distributions allow.
+    from `context_limit` on are never drafted. How it draws is the model's matter: with the
+    target's noise, so that it agrees with the target as often as the two distributions allow, or
+    with its own, and then it says what from.
     """
 
     name = "model"
@@ -30,24 +58,21 @@ class ModelDraft:
         self._context_limit = context_limit
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
-        guesses: list[list[int]] = [[] for _ in plan.work]
+        guesses = [_Guess() for _ in plan.work]
         drafting = self._catch_up(plan, guesses)
         while drafting:
             drafting = [
                 i
                 for i in drafting
-                if guesses[i][-1] >= 0 and len(guesses[i]) < self._cap(plan.work[i])
+                if guesses[i].usable and len(guesses[i].tokens) < self._cap(plan.work[i])
             ]
             feeds = [
                 _feed(w, (guess[-1],), _end(w) + len(guess) - 1, sample=1)
-                for w, guess in ((plan.work[i], guesses[i]) for i in drafting)
+                for w, guess in ((plan.work[i], guesses[i].tokens) for i in drafting)
             ]
             for i, drawn in zip(drafting, self._model.run(feeds) if feeds else (), strict=True):
-                guesses[i].extend(drawn.tokens)
-        for guess in guesses:
-            if guess and guess[-1] < 0:
-                guess.pop()
-        return [Proposal(tuple(g), self.name) if g else NO_PROPOSAL for g in guesses]
+                guesses[i].add(drawn)
+        return [guess.proposal(self.name) for guess in guesses]
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
         for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
@@ -58,7 +83,7 @@ class ModelDraft:
     def forget(self, request_id: str) -> None:
         return None
 
-    def _catch_up(self, plan: StepPlan, guesses: list[list[int]]) -> list[int]:
+    def _catch_up(self, plan: StepPlan, guesses: list[_Guess]) -> list[int]:
         """Feed what the draft has not seen. Returns who is level, with a first guess each."""
         budget, feeds, owners = self._rows, [], []
         for i, work in enumerate(plan.work):
@@ -77,8 +102,8 @@ class ModelDraft:
         for i, feed in zip(owners, feeds, strict=True):
             plan.work[i].seq.drafted = feed.start + len(feed.tokens)
         for i, drawn in zip(owners, results, strict=True):
-            guesses[i].extend(drawn.tokens)
-        return [i for i in owners if guesses[i]]
+            guesses[i].add(drawn)
+        return [i for i in owners if guesses[i].tokens]
 
     def _cap(self, work: Work) -> int:
         return max(0, min(work.draft_cap, self._context_limit - _end(work)))

@@ -83,6 +83,8 @@ class TokenChunk:
 
     `logprobs` has one entry per token, or none if they were not asked for. `prompt_logprobs` are
     those of the next tokens of the prompt; together, in order, of all but the first.
+    `text_offsets` say where in the output's text each token begins, in characters; one per token,
+    or none.
     """
 
     request_id: str
@@ -92,6 +94,7 @@ class TokenChunk:
     finish: Finish | None = None
     logprobs: tuple[Logprobs, ...] = ()
     prompt_logprobs: tuple[Logprobs, ...] = ()
+    text_offsets: tuple[int, ...] = ()
 
     def __reduce__(self) -> tuple[type[TokenChunk], tuple[object, ...]]:
         # Dozens cross the process line in each step; what pickle does by itself takes five times
@@ -104,5 +107,6 @@ class TokenChunk:
             self.finish,
             self.logprobs,
             self.prompt_logprobs,
+            self.text_offsets,
         )
         return TokenChunk, fields

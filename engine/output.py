@@ -20,6 +20,8 @@ def append_tokens(
     finish: Finish | None = None
     for token in tokens:
         seq.tokens.append(token)
+        if request.output.text_offsets:
+            seq.offsets.append(seq.text.length)
         if token in stopping.stop_ids:
             finish = _ending(seq, token, pieces, Finish(FinishReason.STOP, matched=token))
         elif token in stopping.eos_ids:

@@ -79,13 +79,15 @@ class OutputParams:
     `logprobs`: each token comes with its `Logprobs` and so many alternatives (None: without). They
     are of the model's own distribution, or, if `processed_logprobs`, of the one after
     `SamplingParams.logits` and temperature. `prompt_logprobs`: so does each token of the prompt but
-    the first, always of the model's own."""
+    the first, always of the model's own. `text_offsets`: each token comes with its place in the
+    text (`TextStream.length`)."""
 
     include_stop: bool = False
     keep_special_tokens: bool = False
     logprobs: int | None = None
     processed_logprobs: bool = False
     prompt_logprobs: int | None = None
+    text_offsets: bool = False
 
 
 PLAIN = OutputParams()

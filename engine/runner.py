@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +18,7 @@ from engine.errors import ModelError
 from engine.kv_cache import KVCache
 from engine.logprobs import Rows, rows_to_tell, tell
 from engine.model_input import ModelInput
+from engine.sampler import Sampler
 from engine.types import Drawn, Feed
 from kernels.ops import Ops
 
@@ -115,13 +115,13 @@ class PagedModel:
     """
 
     def __init__(
-        self, network: Network, cache: KVCache, block_size: int, vocab_size: int, ops: Ops
+        self, network: Network, cache: KVCache, block_size: int, vocab_size: int, sampler: Sampler
     ) -> None:
         self._network = network
         self.cache = cache
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._ops = ops
+        self._sampler = sampler
         self._device = cache.k[0].device
 
     def run(self, feeds: Seq[Feed]) -> list[Drawn]:
@@ -133,8 +133,7 @@ class PagedModel:
             batch = ModelInput.build(full, self._block_size, self._device)
             logits = self.logits(batch)
             told = _process(feeds, logits)
-            ids = iter(self._draw(batch, logits))
-            drawn = [Drawn(tuple(islice(ids, f.sample))) for f in feeds]
+            drawn = self._draw(feeds, batch, logits)
             for i, rows in told.items():
                 drawn[i] = tell(feeds[i], rows, drawn[i].tokens)
         return drawn
@@ -143,17 +142,19 @@ class PagedModel:
         """(R, vocab_size) for `batch.logit_rows`, valid until the next call."""
         return self._network.logits(batch)[:, : self._vocab_size]
 
-    def _draw(self, batch: ModelInput, logits: Tensor) -> list[int]:
+    def _draw(self, feeds: Seq[Feed], batch: ModelInput, logits: Tensor) -> list[Drawn]:
         if batch.sampled is not None:
             logits = logits[batch.sampled]
         if not len(logits):
-            return []
-        d = batch.draws
-        ids = self._ops.sample_rows(
-            logits, d.temperature, d.top_k, d.top_p, d.min_p, d.seeds, d.positions
-        )
-        tokens: list[int] = ids.tolist()
-        return tokens
+            return [Drawn() for _ in feeds]
+        ids, probs = self._sampler.draw(feeds, logits, batch.draws)
+        drawn = []
+        end = 0
+        for feed in feeds:
+            first, end = end, end + feed.sample
+            own = None if probs is None else probs[first:end]
+            drawn.append(Drawn(tuple(ids[first:end]), probs=own))
+        return drawn
 
 
 def _process(feeds: Seq[Feed], logits: Tensor) -> dict[int, Rows]:

@@ -258,7 +258,8 @@ class Scheduler:
         self._policy.charge(seq, computed, len(tokens))
         logprobs = verdict.logprobs[: len(tokens)]
         seq.told += len(verdict.known)
-        chunk = TokenChunk(seq.request.id, offset, tokens, text, None, logprobs, verdict.known)
+        told = logprobs, verdict.known, tuple(seq.offsets[offset:])
+        chunk = TokenChunk(seq.request.id, offset, tokens, text, None, *told)
         if finish is not None:
             return self._end(seq, finish, now, chunk)
         return chunk if tokens or verdict.known else None

@@ -92,9 +92,11 @@ class Detokenizer:
         self._open: list[int] = []
         self._given = self._decode()
         self._stops = stops
+        self.length = 0
 
     def push(self, token: int) -> tuple[str, str | None]:
         piece = self._piece(token)
+        self.length += len(piece)
         self._unwatched -= 1
         if not piece or self._unwatched > 0:
             return piece, None

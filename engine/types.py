@@ -17,6 +17,12 @@ from engine.request import PLAIN, OutputParams, Request, SamplingParams
 class TextStream(Protocol):
     """Turns output ids into text as they come, and watches for stop strings."""
 
+    @property
+    def length(self) -> int:
+        """Characters complete so far, held back for a stop string or not: where the text of the
+        next token begins, or the character that it goes on with."""
+        ...
+
     def push(self, token: int) -> tuple[str, str | None]:
         """Text that became final with `token`, and the stop string it completed, if any."""
         ...
@@ -97,6 +103,7 @@ class Sequence:
     computed: int = 0
     drafted: int = 0
     told: int = 0  # tokens of the prompt, from the second on, whose logprobs are delivered
+    offsets: list[int] = field(default_factory=list)  # of each output token, if asked for
     finish: Finish | None = None
     # Names of its full blocks for the prefix cache, as far as they were needed (`engine.prefix`).
     names: list[bytes] = field(default_factory=list)
@@ -173,10 +180,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Guesses for the tokens after the last one of a sequence; empty is ordinary."""
+    """Guesses for the tokens after the last one of a sequence; empty is ordinary.
+
+    `probs`: what each was drawn from, a (vocabulary,) tensor; None: it was no matter of chance.
+    Only rejection sampling asks (`engine.rejection`). Whether a token is among `tokens` must then
+    not depend on what it is.
+    """
 
     tokens: tuple[int, ...] = ()
     source: str = ""
+    probs: Any = None
 
 
 NO_PROPOSAL = Proposal()
@@ -207,7 +220,7 @@ class Feed:
     of these rows are of drafts. `output` says which logprobs are wanted.
 
     The rows before these, as many as `known`, are asked how likely those tokens are, each of which
-    follows its row.
+    follows its row. `draft_probs` are those of the proposal.
     """
 
     tokens: tuple[int, ...]
@@ -218,6 +231,7 @@ class Feed:
     rules: LogitRules | None = None
     output: OutputParams = PLAIN
     known: tuple[int, ...] = ()
+    draft_probs: Any = None
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -229,11 +243,13 @@ class Feed:
 class Drawn:
     """What a pass gives for one feed: its `sample` tokens in row order, -1 where the row's logits
     were not usable (NaN); and, if the feed asks for them, the logprobs of these tokens, at least up
-    to the first that differs from its draft. `known` are those of the feed's `known` tokens."""
+    to the first that differs from its draft. `known` are those of the feed's `known` tokens.
+    `probs`: see `Proposal`."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     known: tuple[Logprobs, ...] = ()
+    probs: Any = None
 
 
 class Model(Protocol):

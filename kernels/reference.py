@@ -151,65 +151,58 @@ def sample_rows(
 
     The lowest id wins a tie, in the maximum and in the draw.
     """
-    columns = [c.tolist() for c in (temperature, top_k, top_p, min_p, seeds, positions)]
-    ids = [_sample(row.double(), *c) for row, *c in zip(logits, *columns, strict=True)]
-    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
+    x = survivors(logits, temperature, top_k, top_p, min_p)
+    keys = x + gumbel(seeds[:, None], positions[:, None], torch.arange(x.shape[1]).to(x.device))
+    ids: Tensor = keys.argmax(1)
+    return torch.where(x.isnan().any(1), -1, ids)
 
 
-def _sample(
-    row: Tensor,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    seed: int,
-    position: int,
-) -> int:
-    best = row.max()  # NaN if there is any
-    if not torch.isfinite(best):
-        return -1
-    if temperature <= 0:
-        return int(torch.nonzero(row == best)[0])
-    x = (row - best) / temperature
-    keep = row > -math.inf
-    if 0 < top_k < len(row):
-        keep &= row >= row.topk(top_k).values[-1]
-    if top_p < 1:
-        keep &= row >= _nucleus_edge(row[keep], x[keep], top_p)
-    if min_p > 0:
-        keep &= x >= min(0.0, math.log(min_p))
-    ids = torch.nonzero(keep).squeeze(1)
-    keys = x[ids] + gumbel(seed, position, ids)
-    return int(ids[torch.nonzero(keys == keys.max())[0]])
+def survivors(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """x of each token that steps 1 to 4 of `sample_rows` keep, -inf of the others; (R, V) double.
+
+    At temperature 0 the lowest of the maxima is kept. A row that nothing can be drawn from is NaN.
+    """
+    rows = logits.double()
+    best = rows.amax(1, keepdim=True)  # NaN if there is any
+    x = (rows - best) / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    keep = rows > -math.inf
+    if bool((top_k > 0).any() or (top_p < 1).any()):
+        keep &= rows >= _edges(rows, x, top_k, top_p)
+    keep &= x >= min_p.log().clamp(max=0.0)[:, None]
+    greedy = torch.zeros_like(keep).scatter_(1, rows.argmax(1, keepdim=True), True)
+    keep = torch.where(temperature[:, None] > 0, keep, greedy)
+    return torch.where(best.isfinite(), x.masked_fill(~keep, -math.inf), math.nan)
 
 
-def _nucleus_edge(row: Tensor, x: Tensor, top_p: float) -> Tensor:
-    """The smallest logit that top-p keeps."""
-    row, order = row.sort(descending=True)
-    mass = (x[order].exp() * _MASS_ONE).round().long().cumsum(0)
-    reached = mass.double() >= top_p * float(mass[-1])
-    return row[torch.nonzero(reached)[0]]
+def _edges(rows: Tensor, x: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest logit of each row that top-k and top-p keep; (R, 1)."""
+    logits, order = rows.sort(descending=True)
+    some = (top_k > 0) & (top_k < rows.shape[1])
+    edge = logits.gather(1, torch.where(some, top_k - 1, 0)[:, None])
+    edge = torch.where(some[:, None], edge, -math.inf)
+    mass = (x.gather(1, order).exp() * _MASS_ONE).round().masked_fill(logits < edge, 0.0)
+    mass = mass.long().cumsum(1)
+    reached = mass.double() >= top_p[:, None] * mass[:, -1:].double()
+    nucleus = logits.gather(1, reached.byte().argmax(1, keepdim=True))
+    return torch.where(top_p[:, None] < 1, nucleus, edge)
 
 
-def gumbel(seed: int, position: int, ids: Tensor) -> Tensor:
-    """The noise of the draw for each of `ids`, double."""
-    key = mix(mix(seed) + position)
-    bits = _mix_tensor(_signed(key) + (ids + 1) * _signed(GAMMA))
-    u = ((bits >> 12 & (1 << 52) - 1).double() + 0.5) / float(1 << 52)
-    return -(-u.log()).log()
+def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """The noise of the draw of `ids`, double."""
+    return -(-uniform(seeds, positions, ids).log()).log()
 
 
-def mix(z: int) -> int:
-    """The finaliser of SplitMix64 on 64 bits."""
-    mask = (1 << 64) - 1
-    z &= mask
-    z = (z ^ z >> 30) * _MIX_1 & mask
-    z = (z ^ z >> 27) * _MIX_2 & mask
-    return z ^ z >> 31
+def uniform(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """u of step 5 of `sample_rows`, double; the arguments are int64 and broadcast."""
+    bits = mix(mix(mix(seeds) + positions) + (ids + 1) * _signed(GAMMA))
+    return (_shift(bits, 12).double() + 0.5) / float(1 << 52)
 
 
-def _mix_tensor(z: Tensor) -> Tensor:
-    """`mix` on int64 that hold unsigned values: products wrap, shifts must not extend the sign."""
+def mix(z: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 on int64 that hold unsigned values: products wrap, shifts must
+    not extend the sign."""
     z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
     return z ^ _shift(z, 31)

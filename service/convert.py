@@ -65,6 +65,7 @@ class Parsed:
     samples: int
     grammar_field: str
     grammar: GrammarParams | None
+    echo: bool
 
     forced: ForcedText | None = None
 
@@ -168,6 +169,7 @@ def parse(
         samples=_samples(params, found),
         grammar_field=grammar_field,
         grammar=grammar,
+        echo=params.output.echo,
     )
     found.refuse_if_any()
     return parsed
@@ -272,6 +274,7 @@ def _output(params: pb.GenerationParams, found: Violations) -> OutputParams:
         include_stop=params.stopping.include_stop,
         keep_special_tokens=output.keep_special_tokens,
         processed_logprobs=output.processed_logprobs,
+        text_offsets=output.text_offsets,
         **counts,
     )
 

@@ -20,6 +20,7 @@ def delta(chunk: TokenChunk, index: int) -> pb.Delta | None:
         logprobs=token_logprobs(chunk.logprobs),
         prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
         index=index,
+        text_offsets=chunk.text_offsets,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from engine.outcome import FinishReason, TokenChunk
 from engine.request import Request
 from service.admission import Ticket
+from service.echo import Echo
 from service.pb import draftwire_pb2 as pb
 from service.record import Record
 from service.recording import Recording
@@ -69,15 +70,16 @@ class Sample:
 
 
 class Generation:
-    """`samples` in order, at least one.
+    """`samples` in order, at least one. `echo` is to be delivered before anything of them.
 
     `close` is the reader's goodbye: it cancels in the engine what has not ended; the end is still
     awaited and recorded, so usage is exact.
     """
 
     def __init__(
-        self, samples: Sequence[Sample], cancel: Callable[[str, FinishReason], None]
+        self, samples: Sequence[Sample], cancel: Callable[[str, FinishReason], None], echo: Echo
     ) -> None:
+        self.echo = echo
         self._samples = tuple(samples)
         self._cancel = cancel
 

@@ -14,6 +14,7 @@ from service.admission import Admission, ServedModel
 from service.chat import ChatError
 from service.checks import Chat, Limits
 from service.convert import Parsed, parse
+from service.echo import Echo
 from service.generation import Generation, Sample, samples_of
 from service.grammars import GrammarChecks
 from service.pb import draftwire_pb2 as pb
@@ -77,7 +78,7 @@ class Generations:
 
         record = begin(self._ids())
         try:
-            parsed, request = await self._prepare(params, root, caller, record, arrived)
+            parsed, request, echo = await self._prepare(params, root, caller, record, arrived)
             requests = samples_of(request, parsed.samples)
             tickets = self._admission.enter(request, len(requests))
             records = [record, *(begin(other.id) for other in requests[1:])]
@@ -87,7 +88,7 @@ class Generations:
             info = self._admission.ready_model().info
             recording = self._recordings.begin(params, requests, info)
             parts = zip(requests, mailboxes, tickets, records, strict=True)
-            return self._submit([Sample(*part, recording) for part in parts])
+            return self._submit([Sample(*part, recording) for part in parts], echo)
         except Refused as refusal:
             record.refused(refusal)
             raise
@@ -113,7 +114,7 @@ class Generations:
         caller: Caller,
         record: Record,
         arrived: float,
-    ) -> tuple[Parsed, Request]:
+    ) -> tuple[Parsed, Request, Echo]:
         model = self._admission.open_for_business()
         codec = model.codec
         parsed = parse(params, root, model.info, self._limits, codec.chat, self._seeds())
@@ -127,9 +128,10 @@ class Generations:
         if parsed.bad_words:
             parsed = parsed.with_bad_words(await codec.encode_words(parsed.bad_words))
         request = parsed.request(record.id, prompt, model.info, arrived, caller.tenant)
-        return parsed, _within(request, caller.deadline, self._clock())
+        echo = await _echo(parsed, prompt, model) if parsed.echo else Echo()
+        return parsed, _within(request, caller.deadline, self._clock()), echo
 
-    def _submit(self, samples: Sequence[Sample]) -> Generation:
+    def _submit(self, samples: Sequence[Sample], echo: Echo) -> Generation:
         for sample in samples:
             self._router.add(sample.request.id, sample)
             sample.record.accepted(sample.request)
@@ -148,7 +150,7 @@ class Generations:
             raise
         for sample in samples[1:]:
             self._submit_another(sample)
-        return Generation(samples, self._client.cancel)
+        return Generation(samples, self._client.cancel, echo)
 
     def _submit_another(self, sample: Sample) -> None:
         """The generation has begun: if the engine dies now, this is the end of the sample."""
@@ -177,6 +179,12 @@ async def _encode(parsed: Parsed, model: ServedModel) -> tuple[int, ...]:
         return await model.codec.encode(prompt)
     except ChatError as error:
         raise invalid([(f"{parsed.root}.messages", str(error))]) from error
+
+
+async def _echo(parsed: Parsed, prompt: tuple[int, ...], model: ServedModel) -> Echo:
+    if isinstance(parsed.prompt, str):
+        return Echo(parsed.prompt, prompt)
+    return Echo(await model.codec.decode(prompt, parsed.output.keep_special_tokens), prompt)
 
 
 def _within(request: Request, deadline: float | None, now: float) -> Request:

@@ -51,6 +51,7 @@ class Mailbox:
         self._tokens: list[int] = []
         self._logprobs: list[Logprobs] = []
         self._prompt: list[Logprobs] = []
+        self._offsets: list[int] = []
         self._text: list[str] = []
         self._finish: Finish | None = None
         self._empty = True
@@ -61,6 +62,7 @@ class Mailbox:
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
         self._prompt += chunk.prompt_logprobs
+        self._offsets += chunk.text_offsets
         if chunk.text:
             self._text.append(chunk.text)
         self._finish = chunk.finish
@@ -88,9 +90,11 @@ class Mailbox:
             self._finish,
             tuple(self._logprobs),
             tuple(self._prompt),
+            tuple(self._offsets),
         )
         self._offset += len(self._tokens)
         self._tokens, self._text, self._logprobs, self._prompt = [], [], [], []
+        self._offsets = []
         self._empty = True
         return chunk
 

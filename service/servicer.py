@@ -98,6 +98,8 @@ class GenerationService:
             generation = await self._generations.open(request.params, "params", caller, "", outbox)
             try:
                 await context.write(pb.GenerateResponse(accepted=generation.accepted()))
+                for part in generation.echo.deltas():
+                    await context.write(pb.GenerateResponse(delta=part))
                 live = generation.size
                 while live:
                     index, chunk = await outbox.chunk()
@@ -116,8 +118,11 @@ class GenerationService:
                 responses = await _responses(outbox, generation)
             finally:
                 generation.close()
-            responses[0].samples.extend(responses[1:])
-            return responses[0]
+            first = responses[0]
+            first.samples.extend(responses[1:])
+            first.prompt_text = generation.echo.text
+            first.prompt_token_ids.extend(generation.echo.token_ids)
+            return first
 
 
 async def _responses(outbox: Outbox, generation: Generation) -> list[pb.CompleteResponse]:
@@ -142,6 +147,7 @@ def _response(index: int, chunk: TokenChunk, seed: int) -> pb.CompleteResponse:
         seed=seed,
         logprobs=token_logprobs(chunk.logprobs),
         prompt_logprobs=token_logprobs(chunk.prompt_logprobs),
+        text_offsets=chunk.text_offsets,
     )
 
 
@@ -150,15 +156,17 @@ def _joined(chunks: Iterable[TokenChunk]) -> TokenChunk:
     tokens: list[int] = []
     logprobs: list[Logprobs] = []
     prompt: list[Logprobs] = []
+    offsets: list[int] = []
     text: list[str] = []
     finish: Finish | None = None
     for chunk in chunks:
         tokens += chunk.tokens
         logprobs += chunk.logprobs
         prompt += chunk.prompt_logprobs
+        offsets += chunk.text_offsets
         text.append(chunk.text)
         finish = chunk.finish
-    told = tuple(logprobs), tuple(prompt)
+    told = tuple(logprobs), tuple(prompt), tuple(offsets)
     return TokenChunk("", 0, tuple(tokens), "".join(text), finish, *told)
 
 

@@ -213,6 +213,8 @@ class Session:
         else:
             slot.generation = generation
             self._reply(pb.Event(generation_id=name, accepted=generation.accepted()))
+            for part in generation.echo.deltas():
+                self._reply(pb.Event(generation_id=name, delta=part))
             if slot.cancelled:
                 generation.cancel()
 

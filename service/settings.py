@@ -42,6 +42,7 @@ ENGINE_SETTINGS = (
     "device",
     "threads",
     "max_context",
+    "verification",
     "numerics",
 )
 _ENGINE = EngineConfig()
@@ -90,6 +91,10 @@ class ServeSettings(BaseSettings):
     threads: int = Field(_ENGINE.threads, description="Compute threads; 0 is one per core.")
     max_context: int = Field(
         _ENGINE.max_context, description="Longest prompt plus output; 0 is the model's own limit."
+    )
+    verification: Literal["coupled", "rejection"] = Field(
+        "coupled",
+        description="How drafts are checked. rejection: not the same bytes, only the same law.",
     )
     numerics: Literal["auto", "strict", "fast"] = Field(
         "auto",

@@ -154,6 +154,23 @@ def test_samples_from_the_command_line(server: Server) -> None:
         assert alone["text"] == sample["text"]
 
 
+def test_prompt_and_offsets_from_the_command_line(server: Server) -> None:
+    options = ("--temperature", "0.9", "--seed", "3", "--max-tokens", "30", "--ignore-eos")
+    asked = ("--echo", "--prompt-logprobs", "1", "--text-offsets")
+    plain = server.generate(*options, *asked, "--no-speculation")
+    drafted = server.generate(*options, *asked, "--draft-source", "model")
+    assert plain["prompt_text"] == PROMPT
+    assert plain["prompt_token_ids"] == _encode(server)
+    offsets = plain["text_offsets"]
+    assert isinstance(offsets, list)
+    assert len(offsets) == 30
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+    assert 0 < offsets[-1] <= len(str(plain["text"]))
+    for field in ("prompt_text", "prompt_token_ids", "prompt_logprobs", "text", "text_offsets"):
+        assert drafted[field] == plain[field]
+
+
 def test_drafts_change_the_number_of_steps_and_nothing_else(server: Server) -> None:
     options = ("--temperature", "0.8", "--seed", "11", "--max-tokens", "40", "--ignore-eos")
     plain = server.generate(*options, "--no-speculation")

@@ -82,6 +82,16 @@ def generate(
         int | None,
         typer.Option(metavar="N", help="With --json: logprobs, and those of the N likeliest."),
     ] = None,
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --json: the same of the prompt's tokens."),
+    ] = None,
+    text_offsets: Annotated[
+        bool, typer.Option("--text-offsets", help="With --json: where each token's text begins.")
+    ] = False,
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Print the prompt, too, before the output.")
+    ] = False,
     json_schema: Annotated[
         str | None,
         typer.Option(metavar="FILE|TEXT", help="The output is JSON that this schema accepts."),
@@ -152,6 +162,9 @@ def generate(
             ignore_eos=ignore_eos,
             min_tokens=min_tokens,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            echo=echo,
+            text_offsets=text_offsets,
             priority=priority,
             timeout=timeout,
             no_speculation=no_speculation,
@@ -233,7 +246,7 @@ def summarise(result: session.Result) -> dict[str, Any]:
     return {
         "text": result.text,
         "token_ids": result.token_ids,
-        **({"logprobs": [_plain(entry) for entry in result.logprobs]} if result.logprobs else {}),
+        **_asked_for(result),
         "finish_reason": enum_name(pb.FinishReason, finished.reason).removeprefix("FINISH_REASON_"),
         "seed": (accepted.seed + result.index) % 2**64,
         "usage": _plain(finished.usage),
@@ -244,6 +257,17 @@ def summarise(result: session.Result) -> dict[str, Any]:
             "total_s": finished.timings.total_s,
         },
     }
+
+
+def _asked_for(result: session.Result) -> dict[str, Any]:
+    """What comes only if it was asked for."""
+    found: dict[str, Any] = {}
+    if result.prompt_token_ids:
+        found["prompt_text"] = result.prompt_text
+    for name in ("prompt_token_ids", "prompt_logprobs", "logprobs", "text_offsets"):
+        if values := getattr(result, name):
+            found[name] = [_plain(v) if isinstance(v, pb.TokenLogprobs) else v for v in values]
+    return found
 
 
 def _plain(message: Any) -> dict[str, Any]:

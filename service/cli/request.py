@@ -37,6 +37,9 @@ def build_params(
     ignore_eos: bool = False,
     min_tokens: int | None = None,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    echo: bool = False,
+    text_offsets: bool = False,
     priority: str | None = None,
     timeout: float | None = None,
     no_speculation: bool = False,
@@ -77,7 +80,14 @@ def build_params(
                 min_tokens=min_tokens,
             )
         ),
-        output=None if logprobs is None else pb.Output(logprobs=logprobs),
+        output=_unless_empty(
+            pb.Output(
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                echo=echo,
+                text_offsets=text_offsets,
+            )
+        ),
         speculation=_unless_empty(
             pb.Speculation(
                 off=no_speculation, max_draft_tokens=max_draft_tokens, sources=draft_sources

@@ -36,12 +36,20 @@ class Result:
     parts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+    prompt_parts: list[str] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[pb.TokenLogprobs] = field(default_factory=list)
     accepted: pb.Accepted | None = None
     finished: pb.Finished | None = None
 
     @property
     def text(self) -> str:
         return "".join(self.parts)
+
+    @property
+    def prompt_text(self) -> str:
+        return "".join(self.prompt_parts)
 
 
 async def run(
@@ -52,8 +60,8 @@ async def run(
 ) -> list[Result]:
     """Run one generation to its end; a result per sample. Raises Rejected or AioRpcError.
 
-    `on_text` gets the text of the first sample as it comes. When `interrupt` is set the generation
-    is cancelled and its end awaited, within bounds.
+    `on_text` gets the text of the first sample as it comes, behind the prompt's if that comes, too.
+    When `interrupt` is set the generation is cancelled and its end awaited, within bounds.
     """
     call = pb_grpc.GenerationServiceStub(channel).Session()
     results = [Result(index) for index in range(min(max(1, params.n), MOST_SAMPLES))]
@@ -86,12 +94,17 @@ def _take(event: pb.Event, results: Seq[Result], on_text: Callable[[str], None])
             for result in results:
                 result.accepted = event.accepted
         case "delta":
-            result = results[event.delta.index]
-            result.parts.append(event.delta.text)
-            result.token_ids.extend(event.delta.token_ids)
-            result.logprobs.extend(event.delta.logprobs)
-            if not event.delta.index:
-                on_text(event.delta.text)
+            delta = event.delta
+            result = results[delta.index]
+            result.parts.append(delta.text)
+            result.token_ids.extend(delta.token_ids)
+            result.logprobs.extend(delta.logprobs)
+            result.text_offsets.extend(delta.text_offsets)
+            result.prompt_parts.append(delta.prompt_text)
+            result.prompt_token_ids.extend(delta.prompt_token_ids)
+            result.prompt_logprobs.extend(delta.prompt_logprobs)
+            if not delta.index:
+                on_text(delta.prompt_text + delta.text)
         case "finished":
             results[event.finished.index].finished = event.finished
         case "rejected" if results[0].accepted is None:  # else a cancel that came too late

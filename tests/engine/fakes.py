@@ -130,8 +130,10 @@ class PlainText:
 
     def __init__(self, stops: Seq[str] = ()) -> None:
         self._stops = StopStrings(stops)
+        self.length = 0
 
     def push(self, token: int) -> tuple[str, str | None]:
+        self.length += 1
         return self._stops.push(letters([token]))
 
     def flush(self) -> str:

@@ -22,6 +22,7 @@ from engine.logits import logit_rules
 from engine.outcome import TokenChunk
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.rejection import Independent, Rejection
 from engine.request import Request, SamplingParams, StopParams
 from engine.scheduler import Scheduler
 from tests.engine.fakes import JunkDraft, ManualClock, PlainText, RecordingObserver
@@ -46,11 +47,16 @@ class TinyRig:
         strict: bool = True,
         vocab: int = VOCAB,
         grammars: Grammars | None = None,
+        rejection: bool = False,
     ) -> None:
         config = EngineConfig(
             max_draft_tokens=drafted, max_seqs=max_seqs, max_step_rows=rows, draft_rows=40
         )
-        target = paged(tiny(family, vocab=vocab), num_blocks, strict=strict, vocab=vocab)
+        # None: coupled.
+        own, guess = (Rejection(), Independent()) if rejection else (None, None)
+        target = paged(
+            tiny(family, vocab=vocab), num_blocks, strict=strict, vocab=vocab, sampler=own
+        )
         caches = [target.cache]
         sources: list[DraftSource] = []
         for kind in drafts.split(","):
@@ -62,7 +68,8 @@ class TinyRig:
                 sources.append(JunkDraft(random.Random(3), vocab))
             elif kind in ("model", "perfect"):
                 seed = 0 if kind == "perfect" else 1
-                small = paged(tiny(family, seed=seed, vocab=vocab), num_blocks, vocab=vocab)
+                model = tiny(family, seed=seed, vocab=vocab)
+                small = paged(model, num_blocks, vocab=vocab, sampler=guess)
                 caches.append(small.cache)
                 sources.append(ModelDraft(small, rows, 512))
         self.pool = BlockPool(num_blocks, BLOCK)

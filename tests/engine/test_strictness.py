@@ -21,6 +21,7 @@ from engine.remembered import remembered
 from engine.request import SamplingParams
 from engine.row_cost import SIZES, RowCosts, row_costs
 from engine.runner import PagedModel, StockNetwork
+from engine.sampler import Coupled
 from engine.strictness import CROWDS, ENOUGH_BLOCKS, LENGTH, difference
 from engine.types import Drawn, Feed
 from kernels.ops import load_ops
@@ -79,7 +80,8 @@ def nudged(rows: Callable[[ModelInput], bool]) -> Callable[[ModelInput, Tensor],
 def test_a_single_bit_is_found(rows: Callable[[ModelInput], bool], found: str) -> None:
     inner = paged(tiny("llama"), BLOCKS)
     network = Tampered(inner, nudged(rows))
-    model = PagedModel(network, inner.cache, BLOCK, VOCAB, load_ops("cpu"))
+    sampler = Coupled(load_ops("cpu").sample_rows)
+    model = PagedModel(network, inner.cache, BLOCK, VOCAB, sampler)
     assert difference(model, VOCAB, BLOCKS, BLOCK) == found
 
 

@@ -21,6 +21,7 @@ from transformers import (
 from engine.kv_cache import KVCache, KVShape
 from engine.network import make_network
 from engine.runner import ATTENTION, PagedModel, register_attention
+from engine.sampler import Coupled, Sampler
 from kernels.ops import Ops, load_ops
 
 VOCAB = 96
@@ -74,6 +75,7 @@ def paged(
     ops: Ops | None = None,
     vocab: int = VOCAB,
     strict: bool = True,
+    sampler: Sampler | None = None,
 ) -> PagedModel:
     """`model`, which is packed in place, over a pool of its own. Not `strict`: stock modules."""
     register_attention()
@@ -84,7 +86,7 @@ def paged(
     cache = KVCache.allocate(shape, num_blocks, BLOCK, torch.device("cpu"))
     ops = ops or load_ops("cpu")
     network = make_network(model, cache, ops, 512, strict)
-    return PagedModel(network, cache, BLOCK, vocab, ops)
+    return PagedModel(network, cache, BLOCK, vocab, sampler or Coupled(ops.sample_rows))
 
 
 def prompts(count: int, rng: random.Random, longest: int = 60) -> list[list[int]]:

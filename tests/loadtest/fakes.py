@@ -111,17 +111,15 @@ class FakeServer(pb_grpc.GenerationServiceServicer, pb_grpc.ModelServiceServicer
         self.most_live = max(self.most_live, self.live)
         accepted = pb.Accepted(seed=script.seed, prompt_tokens=7)
         await out.put(pb.Event(generation_id=name, accepted=accepted))
+        if params.output.echo:
+            for piece, tokens in (params.text, (9, 8)), ("!", (7,)):
+                echoed = pb.Delta(prompt_text=piece, prompt_token_ids=tokens)
+                await out.put(pb.Event(generation_id=name, delta=echoed))
         sent = 0
         for text, ids in script.deltas:
             await asyncio.sleep(0)
             sent += len(ids)
-            delta = pb.Delta(text=text, token_ids=ids, seq=sent)
-            if params.output.HasField("logprobs"):
-                top = [
-                    pb.TokenLogprob(token_id=i, logprob=-0.5) for i in range(params.output.logprobs)
-                ]
-                told = (pb.TokenLogprobs(token_id=i, logprob=-1.5, top=top) for i in ids)
-                delta.logprobs.extend(told)
+            delta = _delta(params.output, text, ids, sent)
             await out.put(pb.Event(generation_id=name, delta=delta))
         if script.breaks:
             await out.put(Over.BROKEN)
@@ -141,6 +139,18 @@ class FakeServer(pb_grpc.GenerationServiceServicer, pb_grpc.ModelServiceServicer
     async def serving(self, yes: bool = True) -> None:
         status = health_pb2.HealthCheckResponse
         await self.health.set("", status.SERVING if yes else status.NOT_SERVING)
+
+
+def _delta(asked: pb.Output, text: str, ids: tuple[int, ...], sent: int) -> pb.Delta:
+    delta = pb.Delta(text=text, token_ids=ids, seq=sent)
+    if asked.HasField("logprobs"):
+        top = [pb.TokenLogprob(token_id=i, logprob=-0.5) for i in range(asked.logprobs)]
+        delta.logprobs.extend(pb.TokenLogprobs(token_id=i, logprob=-1.5, top=top) for i in ids)
+    if asked.HasField("prompt_logprobs"):
+        delta.prompt_logprobs.add(token_id=ids[0], logprob=-2.5)
+    if asked.text_offsets:
+        delta.text_offsets.extend(10 * i for i in ids)
+    return delta
 
 
 def _finished(script: Script, reason: Any, tokens: int) -> pb.Finished:

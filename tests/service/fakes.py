@@ -212,6 +212,9 @@ class ScriptedEngine:
         if request.output.prompt_logprobs is not None and not live.sent:
             told = logprobs_of(request.prompt[1:], request.output.prompt_logprobs)
             chunk = replace(chunk, prompt_logprobs=told)
+        if request.output.text_offsets:
+            begins = tuple(len(text_of(i)) for i in range(live.sent, live.sent + count))
+            chunk = replace(chunk, text_offsets=begins)
         live.sent += count
         if live.sent >= request.stopping.max_tokens:
             del self.live[request.id]

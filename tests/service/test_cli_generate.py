@@ -146,6 +146,27 @@ async def test_json_has_logprobs_if_asked_for(count: int) -> None:
     ]
 
 
+async def test_the_prompt_is_printed_before_the_output_if_asked_for() -> None:
+    async with serve(FakeServer()) as fake:
+        code, out, err = await generate("a prompt", "--target", fake.target, "--echo")
+    assert (code, out, err) == (0, "a prompt!" + DEFAULT_TEXT, "")
+    assert fake.requests == [pb.GenerationParams(text="a prompt", output=pb.Output(echo=True))]
+
+
+async def test_json_has_prompt_and_offsets_if_asked_for() -> None:
+    options = ("--echo", "--prompt-logprobs", "0", "--text-offsets")
+    async with serve(FakeServer()) as fake:
+        code, out, _ = await generate("x", "--target", fake.target, "--json", *options)
+    assert code == 0
+    output = pb.Output(echo=True, prompt_logprobs=0, text_offsets=True)
+    assert fake.requests == [pb.GenerationParams(text="x", output=output)]
+    found = json.loads(out)
+    assert (found["text"], found["prompt_text"]) == (DEFAULT_TEXT, "x!")
+    assert found["prompt_token_ids"] == [9, 8, 7]
+    assert found["text_offsets"] == [10, 20, 30, 40, 50]
+    assert found["prompt_logprobs"] == [{"token_id": i, "logprob": -2.5, "top": []} for i in (1, 3)]
+
+
 async def test_a_refusal_names_the_fields() -> None:
     bad = error_details_pb2.BadRequest()
     bad.field_violations.add(field="sampling.top_p", description="must be in (0, 1]")

@@ -131,5 +131,5 @@ async def test_what_piled_up_leaves_in_messages_that_clients_accept(model_dir: P
 @pytest.mark.parametrize("count", [None, 0, 3])
 def test_they_cross_the_process_line(count: int | None) -> None:
     told = () if count is None else logprobs_of((1, 2), count)
-    chunk = TokenChunk("a", 5, (1, 2), "x", Finish(FinishReason.EOS), told, told[:1])
+    chunk = TokenChunk("a", 5, (1, 2), "x", Finish(FinishReason.EOS), told, told[:1], (3, 4))
     assert pickle.loads(pickle.dumps(chunk)) == chunk

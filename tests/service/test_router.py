@@ -35,7 +35,7 @@ def test_what_is_taken_is_what_was_put(puts: list[tuple[int, str, bool]]) -> Non
     for n, (count, text, take) in enumerate(puts):
         finish = END if n == len(puts) - 1 else None
         tokens = tuple(range(offset, offset + count))
-        box.put(TokenChunk("r", offset, tokens, text, finish))
+        box.put(TokenChunk("r", offset, tokens, text, finish, text_offsets=tokens))
         offset += count
         if take:
             taken.append(box.take())
@@ -46,6 +46,7 @@ def test_what_is_taken_is_what_was_put(puts: list[tuple[int, str, bool]]) -> Non
     position = 0
     for chunk in chunks:
         assert (chunk.offset, chunk.request_id) == (position, "name")
+        assert chunk.text_offsets == chunk.tokens
         position += len(chunk.tokens)
     assert [c.finish for c in chunks] == [None] * (len(chunks) - 1) + [END]
     assert box.take() is None
