@@ -26,7 +26,7 @@ from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.errors import ConfigError, ModelError
-from engine.fused import FAMILIES
+from engine.fused import FAMILIES, fusable
 from engine.grammar import Grammars
 from engine.kv_cache import KVCache, KVShape, blocks_that_fit
 from engine.loader import LoadedModel, check_same_vocabulary, load, resolve_device
@@ -234,7 +234,7 @@ def _pooled(
     uncoupled: Sampler,
 ) -> Pooled:
     """The model over a pool of its own, packed, and checked against its stock self."""
-    device, shape = loaded.model.device, _shape(loaded, config.kv_dtype)
+    device, dtype, shape = loaded.model.device, loaded.model.dtype, _shape(loaded, config.kv_dtype)
     ops = _load_ops(device.type, shape.head_dim)
     strict = config.numerics != "fast" and ops.library is not None
     try:
@@ -242,13 +242,13 @@ def _pooled(
     except (OSError, MemoryError, RuntimeError) as error:  # mmap's, torch's
         raise ConfigError(f"kv_cache_mib={config.kv_cache_mib} cannot be had: {error}") from error
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
-    expected = stock_logits(loaded.model, tokens.to(device))
+    expected = stock_logits(loaded.model, tokens.to(device), strict and fusable(loaded.model))
     # What starts with the engine looks at texts of its own, however short a context was asked for.
     positions = max(_context(config, loaded), LONGEST)
     network = make_network(loaded.model, cache, ops, positions, strict)
     sampler = Coupled(ops.sample_rows) if config.verification == "coupled" else uncoupled
     paged = PagedModel(network, cache, config.block_size, vocab_size, sampler)
-    check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size)
+    check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size, dtype)
     return Pooled(loaded, paged, ops, strict)
 
 

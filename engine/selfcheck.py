@@ -6,6 +6,8 @@ without a word; here it is refused by name instead.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,6 +17,7 @@ from engine.model_input import ModelInput
 from engine.request import SamplingParams
 from engine.runner import ATTENTION, PagedModel
 from engine.types import Feed
+from engine.widened import widened
 
 LENGTH = 40
 SPLIT = 17
@@ -24,10 +27,14 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2}
 TOLERANCE_INT8_KV = 8e-2  # adds about 1e-2 of its own (docs/models.md)
 
 
-def stock_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """(1, T) ids -> (T, V) logits by the model's own attention; to be called before packing."""
+def stock_logits(model: PreTrainedModel, tokens: Tensor, wide: bool) -> Tensor:
+    """(1, T) ids -> (T, V) logits by the model's own attention; to be called before packing.
+
+    `wide`: computed in float32 of the same weights. Where bf16 also is what is handed from layer to
+    layer, the logits of a large model can be a tenth off: no measure for a network that is better.
+    """
     model.set_attn_implementation("eager")  # every model has it, with all its own features
-    with torch.inference_mode():
+    with torch.inference_mode(), widened(model) if wide else nullcontext():
         logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
     model.set_attn_implementation(ATTENTION)
     return logits
@@ -40,9 +47,17 @@ def probe_tokens(vocab_size: int, window: int, capacity: int) -> Tensor:
 
 
 def check_paged(
-    paged: PagedModel, name: str, tokens: Tensor, expected: Tensor, block_size: int
+    paged: PagedModel,
+    name: str,
+    tokens: Tensor,
+    expected: Tensor,
+    block_size: int,
+    dtype: torch.dtype,
 ) -> None:
-    """Feed the probe in two chunks through blocks in reverse order. Raises ModelError."""
+    """Feed the probe in two chunks through blocks in reverse order. Raises ModelError.
+
+    `dtype` is that of the model.
+    """
     ids = tuple(tokens[0].tolist())
     blocks = list(range(-(-len(ids) // block_size)))[::-1]
     got = []
@@ -52,10 +67,10 @@ def check_paged(
             with torch.inference_mode():
                 batch = ModelInput.build([feed], block_size, tokens.device)
                 got.append(paged.logits(batch).clone())
-    actual, number_type = torch.cat(got).float(), expected.dtype
+    actual = torch.cat(got).float()
     expected = expected[:, : actual.shape[1]].float()
     error = ((actual - expected).norm() / expected.norm()).item()
-    tolerance = TOLERANCE[number_type]
+    tolerance = TOLERANCE[dtype]
     if paged.cache.k_scale:
         tolerance = max(tolerance, TOLERANCE_INT8_KV)
     if not error <= tolerance:
