@@ -18,11 +18,13 @@ from engine.build import build
 from engine.errors import ModelError
 from engine.kv_cache import KVCache
 from engine.linear import StrictLinear, replace_linears
+from engine.model_input import Draws
 from engine.prefix import PrefixCache
 from engine.runner import Network, PagedModel, StockNetwork
+from engine.sampler import Sampler
 from engine.types import Drawn, Feed, Sequence
 from kernels.cpu.library import Library
-from kernels.ops import Ops, SampleRows
+from kernels.ops import Ops
 from tests.engine.children import config_of
 from tests.engine.tiny_fidelity import TinySuite, named, write_models
 from tests.fidelity.bits import WatchedSampler
@@ -103,12 +105,18 @@ def does_not_copy(patch: Patch) -> None:
 def draws_by_the_row(patch: Patch) -> None:
     """The noise depends on where in the batch a row is."""
 
-    def wrong(self: WatchedSampler, sample_rows: SampleRows) -> None:
-        def draw(logits: Tensor, *columns: Tensor) -> Tensor:
-            *others, positions = columns
-            return sample_rows(logits, *others, positions + torch.arange(len(positions)))
+    class Wrong:
+        def __init__(self, inner: Sampler) -> None:
+            self._inner = inner
 
-        watch(self, draw)
+        def draw(
+            self, feeds: Seq[Feed], logits: Tensor, draws: Draws
+        ) -> tuple[list[int], Tensor | None]:
+            positions = draws.positions + torch.arange(len(draws.positions))
+            return self._inner.draw(feeds, logits, replace(draws, positions=positions))
+
+    def wrong(self: WatchedSampler, sampler: Sampler) -> None:
+        watch(self, Wrong(sampler))
 
     patch.setattr(WatchedSampler, "__init__", wrong)
 
