@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import InvalidRequest
 from engine.request import GrammarParams, Request
+from engine.schema import DEFAULTS, OVERRIDES, sound
 from engine.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -144,18 +145,15 @@ class Grammars:
 
 
 def source(kind: str, text: str) -> str:
-    """The grammar in llguidance's own form. Raises ValueError for a schema that is no JSON
-    object, or a kind that is not known."""
+    """The grammar in llguidance's own form. Raises ValueError for a schema that is none or not
+    supported, or a kind that is not known."""
     from llguidance import LLMatcher
 
     match kind:
         case "json_schema":
-            try:
-                return LLMatcher.grammar_from_json_schema(
-                    text, defaults={"whitespace_flexible": False}
-                )
-            except ValueError as error:
-                raise ValueError(f"the schema is no JSON object: {error}") from error
+            return LLMatcher.grammar_from_json_schema(
+                sound(text), defaults=DEFAULTS, overrides=OVERRIDES
+            )
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "lark":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,10 @@ from engine.grammar import first_line
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+Bits = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+# Tokens whose mask is widened at a time; a buffer for all would be new pages each time.
+PIECE = 1 << 14
 NO_WAY_ON = "the output does not match the grammar, or the grammar leaves no token"
 
 
@@ -32,13 +37,10 @@ class GrammarMask:
     output itself did, there is no next token, and `fault` says why.
     """
 
-    def __init__(
-        self, start: LLMatcher, ends: Seq[int], vocab_size: int, longest: bool = False
-    ) -> None:
+    def __init__(self, start: LLMatcher, ends: Seq[int], longest: bool = False) -> None:
         self._start = start
         self._matcher = start.deep_copy()
         self._ends = tuple(ends)
-        self._vocab_size = vocab_size
         self._longest = longest
         self._tokens: list[int] = []  # what the matcher has consumed
         self._beyond = 0  # tokens since then: an end, or one that cannot come, and what followed
@@ -57,7 +59,7 @@ class GrammarMask:
             row.fill_(-math.inf)
             row[self._ends[0]] = 0.0
         else:
-            row.masked_fill_(torch.from_numpy(~allowed).to(row.device), -math.inf)
+            keep(row, allowed)
 
     def push(self, token: int) -> None:
         """See `engine.logits.LogitRule`."""
@@ -102,19 +104,20 @@ class GrammarMask:
             return (*forced, self._ends[0])
         return forced
 
-    def _allowed(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
-        """(vocabulary,), all false if the output can only end; None if nothing can come."""
+    def _allowed(self) -> Bits | None:
+        """A bit for each of the vocabulary, none set if the output can only end; None if nothing
+        can come."""
         if self._beyond:
             return None
         matcher = self._sound()
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             self._fail(matcher)
             return None
-        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         if matcher.is_accepting():
             further = allowed.copy()
-            further[list(self._ends)] = False
+            for end in self._ends:
+                further[end // 8] &= ~(1 << end % 8) & 0xFF
             return further if self._longest or not further.any() else allowed
         if not allowed.any():
             self._failed = len(self._tokens), NO_WAY_ON
@@ -157,3 +160,23 @@ class GrammarMask:
         self._matcher = self._start.deep_copy()
         for token in self._tokens:
             self._matcher.consume_token(token)
+
+
+def keep(row: Tensor, allowed: Bits) -> None:
+    """Minus infinity where no bit is set, the lowest bit of a byte first. By one thread: torch's
+    own would wait for each other at every row."""
+    values = row.numpy() if row.device.type == "cpu" else row.cpu().numpy()
+    limits = _limits()
+    for start in range(0, len(values), PIECE):
+        piece = values[start : start + PIECE]
+        limit = limits.take(allowed[start // 8 : (start + PIECE) // 8], axis=0, mode="clip")
+        np.minimum(piece, limit.reshape(-1)[: len(piece)], out=piece)
+    if row.device.type != "cpu":
+        row.copy_(torch.from_numpy(values))
+
+
+@cache
+def _limits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    """(256, 8): what the eight tokens of a byte may not exceed."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits, np.float32(np.inf), np.float32(-np.inf))

@@ -95,7 +95,7 @@ def logit_rules(
     if params == NONE and not stopping.min_tokens and bare:
         return None
     rules = _before_grammar(request, vocab_size)
-    grammar = _grammar(request, vocab_size, grammars)
+    grammar = _grammar(request, grammars)
     if grammar is not None:
         rules.append(grammar)
     text = _forced_text(request, grammars)
@@ -123,13 +123,13 @@ def _before_grammar(request: Request, vocab_size: int) -> list[LogitRule]:
     return rules
 
 
-def _grammar(request: Request, vocab_size: int, grammars: Grammars | None) -> GrammarMask | None:
+def _grammar(request: Request, grammars: Grammars | None) -> GrammarMask | None:
     params = request.grammar
     if params is None:
         return None
     if grammars is None:
         raise InvalidRequest("this engine has no grammars")
-    return GrammarMask(grammars.matcher(params), grammars.ends, vocab_size, params.longest)
+    return GrammarMask(grammars.matcher(params), grammars.ends, params.longest)
 
 
 def _forced_text(request: Request, grammars: Grammars | None) -> ForcedRule | None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "batching": "-m tests.batching --rounds 2",
     "prefix-cache": "-m tests.switchback prefix-cache --streams 32 --seconds 60",
     "drafts": "-m tests.switchback drafts --streams 8 --seconds 40",
+    "grammar": "-m tests.constrained",
     "numerics": "-m tests.switchback numerics --streams 8 --seconds 40",
 }
 

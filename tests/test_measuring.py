@@ -85,3 +85,16 @@ def test_switchback(model: Path, what: str) -> None:
     }
     for interval in report["ratios"].values():
         assert 0 < interval["low"] <= interval["ratio"] <= interval["high"]
+
+
+def test_constrained(model: Path) -> None:
+    report = measured(
+        *("tests.constrained", "--model", str(model), "--streams", "1", "3"),
+        *("--steps", "3", "--seconds", "1", "--max-tokens", "8", "--set", "kv-cache-mib=16"),
+    )
+    lines = report["results"]
+    assert [(r["drafts"], r["streams"]) for r in lines] == [
+        *(("none", 1), ("none", 3), ("ngram", 1), ("ngram", 3))
+    ]
+    for line in lines:
+        assert 0 < line["ratio"]["low"] <= line["ratio"]["ratio"] <= line["ratio"]["high"]

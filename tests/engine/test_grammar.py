@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
 from engine.grammar import Grammars
-from engine.grammar_mask import GrammarMask
+from engine.grammar_mask import PIECE, GrammarMask, keep
 from engine.logits import logit_rules
 from engine.outcome import Finish, FinishReason
 from engine.request import GrammarParams, LogitParams, Request, SamplingParams, StopParams
@@ -184,7 +185,7 @@ def test_preemption_changes_nothing() -> None:
 def mask(case: str = "words", **limits: int) -> GrammarMask:
     made = Grammars(byte_level(), VOCAB, (EOS,), **limits) if limits else grammars()
     params = CASES[case].params
-    return GrammarMask(made.matcher(params), (EOS,), VOCAB, params.longest)
+    return GrammarMask(made.matcher(params), (EOS,), params.longest)
 
 
 def edited(rule: GrammarMask) -> list[bool]:
@@ -354,7 +355,7 @@ def test_any_kind_of_tokenizer_works_or_says_that_it_does_not(kind: str) -> None
         with pytest.raises(InvalidRequest, match="decoder"):
             made.matcher(params)
         return
-    rule = GrammarMask(made.matcher(params), (end,), size)
+    rule = GrammarMask(made.matcher(params), (end,))
     for token in (*encode(tokenizer, "def f(x): return"), end):
         row = torch.zeros(size)
         rule.edit(row)
@@ -365,3 +366,14 @@ def test_any_kind_of_tokenizer_works_or_says_that_it_does_not(kind: str) -> None
             break
         rule.push(token if token in allowed else allowed[-1])
     assert rule.fault == ""
+
+
+@pytest.mark.parametrize("size", [VOCAB, 2 * PIECE, 2 * PIECE + 13])
+def test_tokens_without_a_bit_are_forbidden(size: int) -> None:
+    draw = np.random.default_rng(1)
+    allowed = draw.random(size) < 0.5
+    bits = np.packbits(allowed, bitorder="little")
+    row = torch.from_numpy(draw.standard_normal(size, np.float32))
+    wanted = row.masked_fill(torch.from_numpy(~allowed), float("-inf"))
+    keep(row, np.append(bits, np.uint8(0)))  # the library's masks are of whole words
+    assert torch.equal(row, wanted)

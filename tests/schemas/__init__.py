@@ -1,0 +1,1 @@
+"""Structured output by many schemas; `python -m tests.schemas`."""
