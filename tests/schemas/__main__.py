@@ -30,7 +30,7 @@ from tests.schemas.corpus import Schema, fetch_wheel, suite, vendored
 from tests.schemas.judge import Closer
 from tests.schemas.run import choose, judge, requests, serve
 
-DRAFTED = 8
+DRAFTED, DRAFT_ROWS = 8, 256  # of a step, as if they cost nothing
 SHOWN = 20
 
 
@@ -73,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     plain, _ = serve(config, models, asked)
     plain_s = time.monotonic() - began
-    drafting = replace(config, draft="ngram", max_draft_tokens=DRAFTED)
+    drafting = replace(config, draft="ngram", max_draft_tokens=DRAFTED, draft_rows=DRAFT_ROWS)
     began = time.monotonic()
     drafted, drafts = serve(drafting, models, asked)
     drafted_s = time.monotonic() - began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Seq
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
 import jsonschema
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 # What brings an output to its end, tried in this order wherever it may come.
 CLOSING = ('"', "}", "]", ":", "0", "1", ",", '{"', "a", "-", "/", ".", "@", "true", "null")
 MOST_CLOSING = 400
+PRECISION = 10_000  # digits, more than an output has
 
 
 def load(text: str) -> Any:
@@ -39,7 +40,8 @@ def wrong(schema: str, output: str) -> str:
     known = load(schema)
     validator = validator_for(known, default=jsonschema.Draft202012Validator)
     checker = validator.FORMAT_CHECKER
-    error = next(validator(known, format_checker=checker).iter_errors(value), None)
+    with localcontext(prec=PRECISION):
+        error = next(validator(known, format_checker=checker).iter_errors(value), None)
     return "" if error is None else error.message
 
 
