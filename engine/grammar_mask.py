@@ -163,16 +163,17 @@ class GrammarMask:
 
 
 def keep(row: Tensor, allowed: Bits) -> None:
-    """Minus infinity where no bit is set, the lowest bit of a byte first. By one thread: torch's
-    own would wait for each other at every row."""
-    values = row.numpy() if row.device.type == "cpu" else row.cpu().numpy()
-    limits = _limits()
+    """Minus infinity where no bit is set, the lowest bit of a byte first. On the CPU by one thread:
+    torch's own would wait for each other at every row."""
+    if row.device.type != "cpu" or row.dtype != torch.float32:
+        kept = np.unpackbits(allowed, count=len(row), bitorder="little").view(np.bool_)
+        row.masked_fill_(torch.from_numpy(~kept).to(row.device), -math.inf)
+        return
+    values, limits = row.numpy(), _limits()
     for start in range(0, len(values), PIECE):
         piece = values[start : start + PIECE]
         limit = limits.take(allowed[start // 8 : (start + PIECE) // 8], axis=0, mode="clip")
         np.minimum(piece, limit.reshape(-1)[: len(piece)], out=piece)
-    if row.device.type != "cpu":
-        row.copy_(torch.from_numpy(values))
 
 
 @cache

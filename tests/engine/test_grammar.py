@@ -368,12 +368,13 @@ def test_any_kind_of_tokenizer_works_or_says_that_it_does_not(kind: str) -> None
     assert rule.fault == ""
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [VOCAB, 2 * PIECE, 2 * PIECE + 13])
-def test_tokens_without_a_bit_are_forbidden(size: int) -> None:
+def test_tokens_without_a_bit_are_forbidden(size: int, dtype: torch.dtype) -> None:
     draw = np.random.default_rng(1)
     allowed = draw.random(size) < 0.5
     bits = np.packbits(allowed, bitorder="little")
-    row = torch.from_numpy(draw.standard_normal(size, np.float32))
+    row = torch.from_numpy(draw.standard_normal(size, np.float32)).to(dtype)
     wanted = row.masked_fill(torch.from_numpy(~allowed), float("-inf"))
     keep(row, np.append(bits, np.uint8(0)))  # the library's masks are of whole words
     assert torch.equal(row, wanted)
