@@ -7,7 +7,8 @@ travels as the keyword `step`, so nothing is global.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -148,13 +149,12 @@ class PagedModel:
         if not len(logits):
             return [Drawn() for _ in feeds]
         ids, probs = self._sampler.draw(feeds, logits, batch.draws)
-        drawn = []
-        end = 0
-        for feed in feeds:
-            first, end = end, end + feed.sample
-            own = None if probs is None else probs[first:end]
-            drawn.append(Drawn(tuple(ids[first:end]), probs=own))
-        return drawn
+        left = iter(ids)
+        drawn = [Drawn(tuple(islice(left, f.sample))) for f in feeds]
+        if probs is None:
+            return drawn
+        own = torch.split(probs, [f.sample for f in feeds])
+        return [replace(d, probs=p) for d, p in zip(drawn, own, strict=True)]
 
 
 def _process(feeds: Seq[Feed], logits: Tensor) -> dict[int, Rows]:
