@@ -35,6 +35,7 @@ from engine.network import make_network
 from engine.observer import EngineObserver
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
+from engine.quantised import NATIVE, Weights, native, quantise
 from engine.rejection import REJECTION_VERSION, Independent, Rejection
 from engine.remembered import remembered
 from engine.request import Request
@@ -112,7 +113,13 @@ def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
     return Models(
         pooled,
         {
-            d: _pooled(m, config, num_blocks, min(m.vocab_size, target.vocab_size), Independent())
+            d: _pooled(
+                m,
+                replace(config, weights=_weights_of_draft(config, d)),
+                num_blocks,
+                min(m.vocab_size, target.vocab_size),
+                Independent(),
+            )
             for d, m in drafts.items()
         },
         num_blocks,
@@ -242,14 +249,32 @@ def _pooled(
     except (OSError, MemoryError, RuntimeError) as error:  # mmap's, torch's
         raise ConfigError(f"kv_cache_mib={config.kv_cache_mib} cannot be had: {error}") from error
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
+    quantised = _quantised(loaded, config)
     expected = stock_logits(loaded.model, tokens.to(device), strict and fusable(loaded.model))
     # What starts with the engine looks at texts of its own, however short a context was asked for.
     positions = max(_context(config, loaded), LONGEST)
-    network = make_network(loaded.model, cache, ops, positions, strict)
+    network = make_network(loaded.model, cache, ops, positions, strict, quantised)
     sampler = Coupled(ops.sample_rows) if config.verification == "coupled" else uncoupled
     paged = PagedModel(network, cache, config.block_size, vocab_size, sampler)
     check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size, dtype)
     return Pooled(loaded, paged, ops, strict)
+
+
+def _weights_of_draft(config: EngineConfig, directory: str) -> str:
+    """A draft that is of no quantised file is no reason to refuse a target that is."""
+    has_none = config.weights == "native" and not (Path(directory) / NATIVE).is_file()
+    return "auto" if has_none else config.weights
+
+
+def _quantised(loaded: LoadedModel, config: EngineConfig) -> Weights | None:
+    """Weights of fewer bits, if they are asked for; the model then has their values."""
+    if config.weights == "auto":
+        return None
+    if loaded.model.dtype != torch.bfloat16:
+        raise ConfigError(f"weights {config.weights} need dtype bfloat16")
+    if config.weights == "native":
+        return native(loaded.directory)
+    return quantise(loaded.model, config.weights)
 
 
 def _context(config: EngineConfig, loaded: LoadedModel) -> int:
@@ -280,6 +305,8 @@ def _info(
         "weights": target.weights_hash,
         "config": hashlib.sha256((target.directory / "config.json").read_bytes()).hexdigest(),
         "dtype": str(target.model.dtype),
+        # Native weights have the values of the model that was made of them.
+        "weights_as": {"native": "auto"}.get(config.weights, config.weights),
         "kv_dtype": str(_shape(target, config.kv_dtype).dtype),
         "device": str(target.model.device),
         "kernels": f"{ops.name}/{ops.isa}/{ops.version}",
@@ -313,4 +340,5 @@ def _info(
         strict=not because,
         not_strict_because=because,
         kv_dtype=str(_shape(target, config.kv_dtype).dtype).removeprefix("torch."),
+        weights=config.weights,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.errors import ConfigError
 
+WEIGHTS = ("auto", "native", "q4", "q8")
 KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
 
 
@@ -15,6 +16,8 @@ class EngineConfig:
 
     `draft_rows`: drafts are spent only while a step has at most this many rows, and only as far as
     rows are found to be cheap on this machine (`engine.row_cost`).
+    `weights`: auto, as `dtype` says; native, the blocks of the GGUF file that the model was made
+    of, with the same bits; q4 or q8, quantised when it is loaded.
     `kv_dtype` is that of the model ("auto" or by name), or int8 with a scale per head and token.
     `threads` 0: one per core that this process may use. `max_context` 0: what the model allows.
     `verification`: coupled gives the same bytes with any drafts; rejection only the same law, and
@@ -37,6 +40,7 @@ class EngineConfig:
     block_size: int = 16
     prefix_cache: bool = True
     dtype: str = "auto"
+    weights: str = "auto"
     kv_dtype: str = "auto"
     device: str = "auto"
     threads: int = 0
@@ -64,6 +68,7 @@ class EngineConfig:
                 self.verification == "coupled" or self.numerics != "strict",
                 "numerics strict promises what verification rejection cannot keep",
             ),
+            (self.weights in WEIGHTS, f"unknown weights {self.weights!r}"),
             (self.kv_dtype in KV_DTYPES, f"unknown kv_dtype {self.kv_dtype!r}"),
             (self.threads >= 0, "threads must not be negative"),
             (self.max_context >= 0, "max_context must not be negative"),

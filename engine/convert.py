@@ -32,8 +32,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from engine.checkpoint import ORIGIN, WEIGHTS, read_json, weight_files
 from engine.errors import ModelError
 from engine.gguf_file import GGUFFile
+from engine.quantised import NATIVE, save_native
 
-FORMAT = 1  # raise it when ready directories of older versions must be made again
+FORMAT = 2  # raise it when ready directories of older versions must be made again
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -65,14 +66,18 @@ def convert_gguf(source: Path, out: Path) -> None:
             pad_token_id=model.config.pad_token_id,
         )
         model.save_pretrained(stage, max_shard_size="1TB")
-        del model
+        c = model.config
+        heads = c.num_attention_heads, getattr(c, "num_key_value_heads", c.num_attention_heads)
+        parameters = dict(model.named_parameters())
+        not_native = save_native(source, parameters, heads, stage / NATIVE)
+        del model, parameters
         _drop_keys(stage / "config.json", "_model_name_or_path")
         tokenizer.model_max_length = file.context_length
         _save_tokenizer(tokenizer, stage)
         file.repair_tokenizer(stage / "tokenizer.json")
         # What AutoTokenizer makes of it for this architecture, so that the file alone says all.
         _save_tokenizer(AutoTokenizer.from_pretrained(stage, local_files_only=True), stage)
-        _write_origin(stage, "gguf", source.name, _sha256(source))
+        _write_origin(stage, "gguf", source.name, _sha256(source), not_native)
 
 
 def complete_directory(source: Path, out: Path) -> None:
@@ -155,9 +160,11 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_origin(directory: Path, kind: str, name: str, sha256: str) -> None:
+def _write_origin(directory: Path, kind: str, name: str, sha256: str, not_native: str = "") -> None:
     source = {"kind": kind, "name": name, "sha256": sha256}
     origin = {"format": FORMAT, "source": source, "transformers": transformers.__version__}
+    if not_native:  # why quantised weights are not there as they were
+        origin["not_native"] = not_native
     _write_json(directory / ORIGIN, origin)
 
 

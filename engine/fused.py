@@ -7,16 +7,20 @@ windows. `selfcheck` compares the result with the stock model before anything is
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.kv_cache import KVCache
 from engine.model_input import ModelInput
+from engine.quantised import Weights
 from kernels.cpu.decoder import Decoder, DecoderLayer, DecoderWeights, LayerPool
-from kernels.cpu.dense import DEPTH, WIDTH, PackedWeight
+from kernels.cpu.dense import DEPTH, WIDTH, PackedWeight, Weight
 from kernels.cpu.library import Library
+from kernels.cpu.quantised import QuantisedWeight
+from kernels.gguf_blocks import take_apart
 from kernels.hugepages import zeros
 
 FAMILIES = frozenset(
@@ -67,8 +71,9 @@ class FusedNetwork:
         )
 
 
-def fuse(model: Any, context: int) -> DecoderWeights:
-    """Pack the weights of a `fusable` model for positions up to `context`.
+def fuse(model: Any, context: int, quantised: Weights | None = None) -> DecoderWeights:
+    """Pack the weights of a `fusable` model for positions up to `context`: its own, or those that
+    are given, which have the same values.
 
     Its own are let go, one by one, so that they need not be in memory twice.
     """
@@ -77,12 +82,13 @@ def fuse(model: Any, context: int) -> DecoderWeights:
     embedding, tied = inner.embed_tokens.weight, model.lm_head.weight is inner.embed_tokens.weight
     own = None if tied else zeros(embedding.shape, embedding.dtype).copy_(embedding.detach())
     cos, sin = _angles(inner.rotary_emb, context, head_dim)
+    pack: _Packer = _Dense() if quantised is None else _Quantised(model, quantised)
     weights = DecoderWeights(
         layers=tuple(
-            _layer(layer, _window(layer.self_attn, model.config)) for layer in inner.layers
+            _layer(pack, layer, _window(layer.self_attn, model.config)) for layer in inner.layers
         ),
         norm=_floats(inner.norm.weight),
-        head=_pack(model.lm_head),
+        head=pack.join(model.lm_head),
         embedding=own,
         cos=cos,
         sin=sin,
@@ -97,13 +103,13 @@ def fuse(model: Any, context: int) -> DecoderWeights:
     return weights
 
 
-def _layer(layer: Any, window: int) -> DecoderLayer:
+def _layer(pack: _Packer, layer: Any, window: int) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     return DecoderLayer(
-        qkv=_pack(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=_pack(attention.o_proj),
-        gate_up=_pack_alternating(mlp.gate_proj, mlp.up_proj),
-        down=_pack(mlp.down_proj),
+        qkv=pack.join(attention.q_proj, attention.k_proj, attention.v_proj),
+        out=pack.join(attention.o_proj),
+        gate_up=pack.alternate(mlp.gate_proj, mlp.up_proj),
+        down=pack.join(mlp.down_proj),
         attention_norm=_floats(layer.input_layernorm.weight),
         mlp_norm=_floats(layer.post_attention_layernorm.weight),
         q_norm=_floats(attention.q_norm.weight) if hasattr(attention, "q_norm") else None,
@@ -118,8 +124,45 @@ def _window(attention: Any, config: Any) -> int:
     return getattr(known, "sliding_window", None) or 0
 
 
-def _pack(*linears: nn.Linear) -> PackedWeight:
-    return PackedWeight.pack(torch.cat([_take(linear) for linear in linears]), _biases(linears))
+class _Packer(Protocol):
+    """Makes one weight of several layers."""
+
+    def join(self, *linears: nn.Linear) -> Weight:
+        """Their columns one after the other."""
+        ...
+
+    def alternate(self, *linears: nn.Linear) -> Weight:
+        """A block of the columns of each in turn."""
+        ...
+
+
+class _Dense:
+    """Of the layers' own weights."""
+
+    def join(self, *linears: nn.Linear) -> Weight:
+        return PackedWeight.pack(torch.cat([_take(linear) for linear in linears]), _biases(linears))
+
+    def alternate(self, *linears: nn.Linear) -> Weight:
+        return PackedWeight.pack(_alternate([_take(x) for x in linears]), _turns(linears))
+
+
+class _Quantised:
+    """Of what `weights` have by the names that the layers' have in `model`."""
+
+    def __init__(self, model: nn.Module, weights: Weights) -> None:
+        # Of a tied weight the first name.
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._weights = weights
+
+    def join(self, *linears: nn.Linear) -> Weight:
+        return QuantisedWeight.join(self._pack(linears), _biases(linears))
+
+    def alternate(self, *linears: nn.Linear) -> Weight:
+        return QuantisedWeight.alternate(self._pack(linears), _turns(linears))
+
+    def _pack(self, linears: Seq[nn.Linear]) -> list[QuantisedWeight]:
+        found = (self._weights[self._names[id(linear.weight)]] for linear in linears)
+        return [QuantisedWeight.pack(take_apart(q.format, q.raw)) for q in found]
 
 
 def _take(layer: nn.Module) -> Tensor:
@@ -128,17 +171,18 @@ def _take(layer: nn.Module) -> Tensor:
     return weight
 
 
-def _pack_alternating(gate: nn.Linear, up: nn.Linear) -> PackedWeight:
-    def alternate(a: Tensor, b: Tensor) -> Tensor:
-        blocks = len(a) // WIDTH
-        pair = (t.reshape(blocks, WIDTH, *t.shape[1:]) for t in (a, b))
-        return torch.stack(tuple(pair), 1).flatten(0, 2)
-
-    bias = None if gate.bias is None else alternate(gate.bias.detach(), up.bias.detach())
-    return PackedWeight.pack(alternate(_take(gate), _take(up)), bias)
+def _alternate(tensors: Seq[Tensor]) -> Tensor:
+    blocks = (t.reshape(len(t) // WIDTH, WIDTH, *t.shape[1:]) for t in tensors)
+    return torch.stack(tuple(blocks), 1).flatten(0, 2)
 
 
-def _biases(linears: tuple[nn.Linear, ...]) -> Tensor | None:
+def _turns(linears: Seq[nn.Linear]) -> Tensor | None:
+    """Biases in turn, as the blocks of `alternate`."""
+    biases = [layer.bias for layer in linears if layer.bias is not None]
+    return _alternate([bias.detach() for bias in biases]) if biases else None
+
+
+def _biases(linears: Seq[nn.Linear]) -> Tensor | None:
     if all(layer.bias is None for layer in linears):
         return None
     biases = (

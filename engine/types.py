@@ -286,6 +286,7 @@ class ModelInfo:
     strict: bool = False
     not_strict_because: str = ""
     kv_dtype: str = ""
+    weights: str = "auto"
 
     @property
     def kv_capacity_tokens(self) -> int:

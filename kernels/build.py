@@ -31,11 +31,11 @@ FLAGS = [
 ]
 _AVX512 = ["-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 _X86 = {
-    "avx2": ["-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": _AVX512,
     "avx512bf16": [*_AVX512, "-mavx512bf16"],
     "amx": [*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-DDRAFTWIRE_TILES"],
-    "amx_emulated": ["-mavx2", "-mfma", "-DDRAFTWIRE_TILES", "-DDRAFTWIRE_EMULATE_TILES"],
+    "amx_emulated": ["-mavx2", "-mfma", "-mf16c", "-DDRAFTWIRE_TILES", "-DDRAFTWIRE_EMULATE_TILES"],
 }
 
 

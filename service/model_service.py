@@ -56,6 +56,7 @@ class ModelService:
             strict=info.strict,
             not_strict_because=info.not_strict_because,
             kv_dtype=info.kv_dtype,
+            weights=info.weights,
             limits=self._wire_limits,
         )
 

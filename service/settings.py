@@ -38,6 +38,7 @@ ENGINE_SETTINGS = (
     "kv_cache_mib",
     "prefix_cache",
     "dtype",
+    "weights",
     "kv_dtype",
     "device",
     "threads",
@@ -83,6 +84,10 @@ class ServeSettings(BaseSettings):
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Number type of weights and KV."
+    )
+    weights: Literal["auto", "native", "q4", "q8"] = Field(
+        "auto",
+        description="native: the GGUF file's own blocks, the same bits; q4, q8: quantised on load.",
     )
     kv_dtype: Literal["auto", "bfloat16", "float32", "int8"] = Field(
         "auto", description="Number type of KV: the model's own (auto), or int8."

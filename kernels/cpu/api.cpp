@@ -16,7 +16,7 @@ using namespace draftwire;
 
 namespace {
 
-constexpr int ABI = 3;  // cpu/library.py's; raise both with any change to what follows `extern "C"`
+constexpr int ABI = 4;  // cpu/library.py's; raise both with any change to what follows `extern "C"`
 
 template <class T>
 void write_rows(const void* k, const void* v, const Pool& pool, const int64_t* slots, int64_t rows,
@@ -44,7 +44,8 @@ const Kernels* draftwire_kernels(const char* name) {
     int n = 0, best = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.dense import ROWS, PackedWeight, Projection
+from kernels.cpu.dense import ROWS, Projection, Weight
 from kernels.cpu.library import Library, Pool
 from kernels.hugepages import zeros
 
@@ -67,10 +67,10 @@ class DecoderLayer:
     and v in turn; `gate_up` alternates between 16 columns of each.
     """
 
-    qkv: PackedWeight
-    out: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    qkv: Weight
+    out: Weight
+    gate_up: Weight
+    down: Weight
     attention_norm: Tensor
     mlp_norm: Tensor
     q_norm: Tensor | None
@@ -87,7 +87,7 @@ class DecoderWeights:
     layers: tuple[DecoderLayer, ...]
     embedding: Tensor | None
     norm: Tensor
-    head: PackedWeight
+    head: Weight
     cos: Tensor
     sin: Tensor
     heads: int
@@ -128,7 +128,7 @@ class Decoder:
             weights.heads,
             weights.kv_heads,
             weights.head_dim,
-            weights.head.packed.element_size(),
+            weights.head.dtype.itemsize,
             weights.eps,
             weights.scale,
         )
@@ -183,7 +183,7 @@ class _Room:
         library: Library, weights: DecoderWeights, rows: int, sampled: int, threads: int
     ) -> _Room:
         layer = weights.layers[0]
-        hidden, kind = weights.head.depth, weights.head.packed.dtype
+        hidden, kind = weights.head.depth, weights.head.dtype
         rows, sampled = (-(-max(n, 1) // ROWS) * ROWS for n in (rows, sampled))
         reads = kind if library.pairs else torch.float32
         depth = max(w.padded_depth for w in (layer.qkv, layer.out, layer.gate_up, weights.head))

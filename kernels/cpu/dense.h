@@ -9,12 +9,22 @@
 
 namespace draftwire {
 
+// Formats of quantised weights, named as in GGUF; what they are is in quantised.h.
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
+
+struct QuantisedBlock {
+    const uint8_t* at;
+    int format;
+};
+
 // y = W x + bias. Weights in blocks of 16 columns, each (depth / 2, 16, 2) of bf16 or (depth, 16) of
-// float; bias (columns) or null.
+// float; or, with bf16 elements, `blocks` of them, each by itself, where that is not null. bias
+// (columns) or null.
 struct Projection {
     const void* weights;
     const float* bias;
     int columns, depth;
+    const QuantisedBlock* blocks;
 };
 
 // `gate_up` alternates: a block of the gate, then the same block of the up projection.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ctypes import Structure, byref, c_int, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,13 @@ ROWS = 16  # what the rows of a buffer are a multiple of
 class Projection(Structure):
     """`Projection` of dense.h."""
 
-    _fields_ = [("weights", c_void_p), ("bias", c_void_p), ("columns", c_int), ("depth", c_int)]
+    _fields_ = [
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("columns", c_int),
+        ("depth", c_int),
+        ("blocks", c_void_p),
+    ]
 
 
 class _LinearCall(Structure):
@@ -33,6 +40,29 @@ class _LinearCall(Structure):
         ("y_row", c_int64),
         ("rows", c_int),
     ]
+
+
+class Weight(Protocol):
+    """What a linear layer multiplies with; (columns, depth), padded to what the kernels take."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def padded_columns(self) -> int: ...
+    @property
+    def padded_depth(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def as_argument(self) -> Projection:
+        """`Projection` of dense.h; it points into this."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +100,10 @@ class PackedWeight:
         return PackedWeight(packed, wide, columns, depth)
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.packed.dtype
+
+    @property
     def padded_columns(self) -> int:
         return len(self.packed) * WIDTH
 
@@ -84,15 +118,17 @@ class PackedWeight:
     def as_argument(self) -> Projection:
         """`Projection` of dense.h."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        return Projection(self.packed.data_ptr(), bias, self.padded_columns, self.padded_depth)
+        return Projection(
+            self.packed.data_ptr(), bias, self.padded_columns, self.padded_depth, None
+        )
 
 
 class BoundLinear:
     """x W^T + bias of one x and one weight, to be computed as often as is called for."""
 
-    def __init__(self, library: Library, x: Tensor, weight: PackedWeight, threads: int) -> None:
+    def __init__(self, library: Library, x: Tensor, weight: Weight, threads: int) -> None:
         """x (rows, depth); rounded to bfloat16 where the instruction set multiplies pairs of it."""
-        kind = weight.packed.dtype if library.pairs else torch.float32
+        kind = weight.dtype if library.pairs else torch.float32
         padded = (0, weight.padded_depth - weight.depth, 0, -len(x) % ROWS)
         wide = torch.nn.functional.pad(x.to(kind), padded) if any(padded) else x.to(kind)
         self._x = wide.contiguous()
@@ -115,13 +151,13 @@ class BoundLinear:
         self._library.native.draftwire_linear(
             self._library.table,
             byref(self._call),
-            self._weight.packed.element_size(),
+            self._weight.dtype.itemsize,
             self._threads,
         )
         return self._result
 
 
-def linear(library: Library, x: Tensor, weight: PackedWeight, threads: int) -> Tensor:
+def linear(library: Library, x: Tensor, weight: Weight, threads: int) -> Tensor:
     """x (..., depth) -> (..., columns) = x W^T + bias in x's dtype, sums in float32.
 
     x is rounded to bfloat16 first where the instruction set multiplies pairs of it.

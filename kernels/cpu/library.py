@@ -18,7 +18,7 @@ from torch import Tensor
 
 PATH = Path(__file__).parents[1] / "_cpu.so"
 BLOCK = 16
-_ABI = 3  # api.cpp's
+_ABI = 4  # api.cpp's
 _DTYPES = (torch.bfloat16, torch.float32)
 
 

@@ -14,6 +14,7 @@
 
 #include "dense.h"
 #include "each.h"
+#include "quantised.h"
 
 namespace draftwire {
 namespace {
@@ -36,6 +37,7 @@ struct Wide {
     using Weight = T;
     using Input = float;
     static constexpr int HALVES = 2;
+    static constexpr bool AT_ONCE = false;
     static V weights(const uint16_t* pairs, int half) {
         return half ? seconds(pairs) : firsts(pairs);
     }
@@ -57,18 +59,22 @@ struct Ahead {
 
 constexpr int FAR = 4096, NEAR = 1024;  // bytes ahead: into L2, and from there into L1
 
-// The sums of R rows and N blocks: sums[n][r][16]. Not inlined: each is compiled once, whatever
-// becomes of the sums.
+// The sums of R rows and N blocks: sums[n][r][16]; `more`: added to what is there. Not inlined: each
+// is compiled once, whatever becomes of the sums.
 template <class Dot, int R, int N>
 __attribute__((noinline)) void linear_tile(const Projection& p, const typename Dot::Input* x,
-                                           int64_t x_row, int block, Ahead ahead, float* sums) {
+                                           int64_t x_row, int block, Ahead ahead, bool more,
+                                           float* sums) {
     using Weight = typename Dot::Weight;
     constexpr int LINES = int(sizeof(Weight)) / 2;  // of cache, for a pair of inputs
     const int64_t stride = int64_t(p.depth) * 16, bytes = stride * int(sizeof(Weight));
     const Weight* w = static_cast<const Weight*>(p.weights) + block * stride;
     V sum[R][N];
     each<R>([&](auto r) INLINE {
-        each<N>([&](auto n) INLINE { sum[INDEX(r)][INDEX(n)] = splat(0.0f); });
+        each<N>([&](auto n) INLINE {
+            const float* before = sums + (INDEX(n) * R + INDEX(r)) * 16;
+            sum[INDEX(r)][INDEX(n)] = more ? load(before) : splat(0.0f);
+        });
     });
     // Written out (each.h), and each input against all blocks at once: else GCC spills the sums.
     const char* far = reinterpret_cast<const char*>(w) + ahead.lead;
@@ -107,9 +113,121 @@ __attribute__((noinline)) void linear_tile(const Projection& p, const typename D
 // The tile for `rows` <= R rows.
 template <class Dot, int R, int N>
 inline void rows_tile(const Projection& p, const typename Dot::Input* x, int64_t x_row, int rows,
-                      int block, Ahead ahead, float* sums) {
-    if (rows == R) return linear_tile<Dot, R, N>(p, x, x_row, block, ahead, sums);
-    if constexpr (R > 1) rows_tile<Dot, R - 1, N>(p, x, x_row, rows, block, ahead, sums);
+                      int block, Ahead ahead, bool more, float* sums) {
+    if (rows == R) return linear_tile<Dot, R, N>(p, x, x_row, block, ahead, more, sums);
+    if constexpr (R > 1) rows_tile<Dot, R - 1, N>(p, x, x_row, rows, block, ahead, more, sums);
+}
+
+// The sums of R rows and N blocks whose weights are widened in registers; as linear_tile.
+template <class Dot, int CODES, int R, int N>
+__attribute__((noinline)) void quantised_tile(const QuantisedBlock* blocks, int depth,
+                                              const typename Dot::Input* x, int64_t x_row,
+                                              float* sums) {
+    using C = Codes<CODES>;
+    V sum[R][N];
+    each<R>([&](auto r) INLINE {
+        each<N>([&](auto n) INLINE { sum[INDEX(r)][INDEX(n)] = splat(0.0f); });
+    });
+    Reader readers[N];
+    Group groups[N];
+    const uint8_t* codes[N];
+    for (int n = 0; n < N; ++n) readers[n].begin(blocks[n]);
+    for (int k = 0; k < depth;) {
+        for (int n = 0; n < N; ++n) codes[n] = readers[n].next(k, groups[n]);
+        V scale[N][2], shift[N][2];  // in registers
+        each<N>([&](auto n) INLINE {
+            each<2>([&](auto half) INLINE {
+                scale[INDEX(n)][INDEX(half)] = groups[INDEX(n)].scale[INDEX(half)];
+                shift[INDEX(n)][INDEX(half)] = groups[INDEX(n)].shift[INDEX(half)];
+            });
+        });
+        for (int end = k + C::group; k < end; k += 2) {
+            typename Dot::Weights weights[N];
+            each<N>([&](auto n) INLINE {
+                const uint8_t*& at = codes[INDEX(n)];
+                weights[INDEX(n)] =
+                    Dot::pairs(fma(C::low(at), scale[INDEX(n)][0], shift[INDEX(n)][0]),
+                               fma(C::high(at), scale[INDEX(n)][1], shift[INDEX(n)][1]));
+                at += C::bytes;
+            });
+            each<R>([&](auto r) INLINE {
+                auto input = Dot::input(x + INDEX(r) * x_row + k, 0);
+                each<N>([&](auto n) INLINE {
+                    V& own = sum[INDEX(r)][INDEX(n)];
+                    own = Dot::step(weights[INDEX(n)], input, own);
+                });
+            });
+        }
+    }
+    each<N>([&](auto n) INLINE {
+        each<R>([&](auto r) INLINE {
+            store(sums + (INDEX(n) * R + INDEX(r)) * 16, sum[INDEX(r)][INDEX(n)]);
+        });
+    });
+}
+
+template <class Dot, int CODES, int R, int N>
+inline void quantised_rows(const QuantisedBlock* blocks, int depth, const typename Dot::Input* x,
+                           int64_t x_row, int rows, float* sums) {
+    if (rows == R) return quantised_tile<Dot, CODES, R, N>(blocks, depth, x, x_row, sums);
+    if constexpr (R > 1) quantised_rows<Dot, CODES, R - 1, N>(blocks, depth, x, x_row, rows, sums);
+}
+
+// All rows at once, if they are at most R and codes of the N blocks are alike: whether so.
+template <class Dot, int R, int N>
+inline bool quantised_at_once(const QuantisedBlock* blocks, int depth,
+                              const typename Dot::Input* x, int64_t x_row, int rows, float* sums) {
+    if (rows > R) return false;
+    const int codes = codes_of(blocks[0].format);
+    for (int n = 1; n < N; ++n)
+        if (codes_of(blocks[n].format) != codes) return false;
+    if (codes == NIBBLES) quantised_rows<Dot, NIBBLES, R, N>(blocks, depth, x, x_row, rows, sums);
+    else if (codes == BYTES) quantised_rows<Dot, BYTES, R, N>(blocks, depth, x, x_row, rows, sums);
+    else quantised_rows<Dot, SHORT, R, N>(blocks, depth, x, x_row, rows, sums);
+    return true;
+}
+
+constexpr int MOST_SUMS = 256;  // rows between which a piece of quantised weights is shared
+
+// As linear_blocks; a piece of N blocks is widened, and then multiplied with all groups of rows.
+template <class Dot, int R, int N, class Done>
+inline int quantised_blocks(const Projection& p, const typename Dot::Input* x, int64_t x_row,
+                            int rows, Columns blocks, const Done& done) {
+    alignas(64) uint16_t wide[N * SUPER * 16];
+    alignas(64) float sums[MOST_SUMS * N * 16];
+    int block = blocks.begin;
+    for (; block + N <= blocks.end; block += N) {
+        if constexpr (Dot::AT_ONCE)
+            if (quantised_at_once<Dot, R, N>(p.blocks + block, p.depth, x, x_row, rows, sums)) {
+                for (int n = 0; n < N; ++n)
+                    for (int r = 0; r < rows; ++r)
+                        done(r, block + n, load(sums + (n * rows + r) * 16));
+                continue;
+            }
+        for (int begin = 0; begin < rows; begin += MOST_SUMS) {
+            const int own = rows - begin < MOST_SUMS ? rows - begin : MOST_SUMS;
+            const int groups = (own + R - 1) / R;
+            for (int k = 0; k < p.depth; k += SUPER) {
+                const int depth = p.depth - k < SUPER ? p.depth - k : SUPER;
+                for (int n = 0; n < N; ++n)
+                    widen_piece(p.blocks[block + n], k, depth, wide + n * depth * 16);
+                const Projection piece = {wide, nullptr, N * 16, depth, nullptr};
+                for (int g = 0; g < groups; ++g) {
+                    int first = share(own, g, groups), count = share(own, g + 1, groups) - first;
+                    rows_tile<Dot, R, N>(piece, x + (begin + first) * x_row + k, x_row, count, 0,
+                                         Ahead{0, 64, 0, 0}, k > 0, sums + first * N * 16);
+                }
+            }
+            for (int g = 0; g < groups; ++g) {
+                int first = share(own, g, groups), count = share(own, g + 1, groups) - first;
+                for (int n = 0; n < N; ++n)
+                    for (int r = 0; r < count; ++r)
+                        done(begin + first + r, block + n,
+                             load(sums + (first * N + n * count + r) * 16));
+            }
+        }
+    }
+    return block;
 }
 
 // `blocks` of all rows, N blocks at a time, in groups of up to R rows of nearly the same size; the
@@ -121,6 +239,8 @@ inline int linear_blocks(const Projection& p, const typename Dot::Input* x, int6
     const int groups = (rows + R - 1) / R, pair = 32 * int(sizeof(typename Dot::Weight));
     const int64_t bytes = int64_t(p.depth) / 2 * pair;  // of a block
     int block = blocks.begin;
+    if constexpr (sizeof(typename Dot::Weight) == 2)
+        if (p.blocks) return quantised_blocks<Dot, R, N>(p, x, x_row, rows, blocks, done);
     for (; block + N <= blocks.end; block += N)
         for (int g = 0; g < groups; ++g) {
             int first = share(rows, g, groups), count = share(rows, g + 1, groups) - first;
@@ -128,7 +248,7 @@ inline int linear_blocks(const Projection& p, const typename Dot::Input* x, int6
             // group its part of the next.
             Ahead ahead = {FAR, pair, p.depth - FAR / pair * 2, (N - 1) * bytes};
             if (groups > 1) ahead = {N * bytes + bytes * g / groups, pair / groups, 0, 0};
-            rows_tile<Dot, R, N>(p, x + first * x_row, x_row, count, block, ahead, sums);
+            rows_tile<Dot, R, N>(p, x + first * x_row, x_row, count, block, ahead, false, sums);
             for (int n = 0; n < N; ++n)
                 for (int r = 0; r < count; ++r)
                     done(first + r, block + n, load(sums + (n * count + r) * 16));
@@ -141,7 +261,11 @@ inline int linear_blocks(const Projection& p, const typename Dot::Input* x, int6
 template <class Dot, class Done>
 inline void linear(Dot, const Projection& p, const typename Dot::Input* x, int64_t x_row, int rows,
                    Columns blocks, const Done& done) {
-    if (rows * 4 <= SUMS)
+    if (p.blocks && Dot::AT_ONCE && rows <= 8)
+        blocks.begin = linear_blocks<Dot, 8, 2>(p, x, x_row, rows, blocks, done);
+    else if (p.blocks && Dot::AT_ONCE && rows <= SUMS)  // widened once for all of them
+        blocks.begin = linear_blocks<Dot, SUMS, 1>(p, x, x_row, rows, blocks, done);
+    else if (rows * 4 <= SUMS)
         blocks.begin = linear_blocks<Dot, SUMS / 4, 4>(p, x, x_row, rows, blocks, done);
     else if (rows * 2 <= SUMS)
         blocks.begin = linear_blocks<Dot, SUMS / 2, 2>(p, x, x_row, rows, blocks, done);

@@ -135,6 +135,10 @@ struct DecoderPass {
                 for (int i = 0; i < d.hidden; i += 16) store(to + i, load(from + i));
                 continue;
             }
+            if (d.head.blocks) {
+                widen_column(d.head, int(id), d.hidden, to);
+                continue;
+            }
             const Weight* from = static_cast<const Weight*>(d.head.weights) +
                                  id / 16 * 16 * d.head.depth + id % 16 * pair;
             for (int i = 0; i < d.hidden; ++i) to[i] = as_float(from[i / pair * 16 * pair + i % pair]);

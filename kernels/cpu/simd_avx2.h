@@ -103,6 +103,44 @@ inline V seconds(const uint16_t* pairs) {  // a mask would take a register that 
     return {high(_mm256_loadu_si256(p)), high(_mm256_loadu_si256(p + 1))};
 }
 
+// Quantised weights: sixteen fp16, bytes, signed bytes, or halves of bytes.
+inline V from_half(const uint8_t* p) {
+    auto* halves = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+inline __m128i bytes8(const uint8_t* p) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+inline V from_bytes(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes8(p))),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes8(p + 8)))};
+}
+inline V from_signed(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes8(p))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes8(p + 8)))};
+}
+inline __m256 low8(__m256i x) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15)));
+}
+inline V low_nibbles(const uint8_t* p) {
+    return {low8(_mm256_cvtepu8_epi32(bytes8(p))), low8(_mm256_cvtepu8_epi32(bytes8(p + 8)))};
+}
+inline __m256 high8(__m256i x) { return _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 4)); }
+inline V high_nibbles(const uint8_t* p) {
+    return {high8(_mm256_cvtepu8_epi32(bytes8(p))), high8(_mm256_cvtepu8_epi32(bytes8(p + 8)))};
+}
+// Lanes 0 to 7, or 8 to 15, each twice.
+inline V twice8(__m256 a) {
+    return {_mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+            _mm256_permutevar8x32_ps(a, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
+}
+inline V twice_low(V a) { return twice8(a.lo); }
+inline V twice_high(V a) { return twice8(a.hi); }
+inline void store_pairs(uint16_t* to, V a, V b) {
+    store(to, a);
+    store(to + 16, b);
+}
+
 inline __m256 every_second(__m256 a, __m256 b, const int which) {
     __m256 mixed = which ? _mm256_shuffle_ps(a, b, 0xdd) : _mm256_shuffle_ps(a, b, 0x88);
     return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));

@@ -68,11 +68,51 @@ inline V seconds(const uint16_t* pairs) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(pairs), high))};
 }
 
+// Quantised weights: sixteen fp16, bytes, signed bytes, or halves of bytes.
+inline V from_half(const uint8_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline __m128i bytes16(const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+inline V from_bytes(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes16(p)))};
+}
+inline V from_signed(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes16(p)))};
+}
+inline V low_nibbles(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_cvtepu8_epi32(bytes16(p)), _mm512_set1_epi32(15)))};
+}
+inline V high_nibbles(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes16(p)), 4))};
+}
+// Lanes 0 to 7, or 8 to 15, each twice.
+inline V twice_low(V a) {
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return {_mm512_permutexvar_ps(lanes, a.x)};
+}
+inline V twice_high(V a) {
+    const __m512i lanes = _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15,
+                                            15);
+    return {_mm512_permutexvar_ps(lanes, a.x)};
+}
+inline void store_pairs(uint16_t* to, V a, V b) {
+#ifdef __AVX512BF16__
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(b.x, a.x));
+#else
+    store(to, a);
+    store(to + 16, b);
+#endif
+}
+
 #ifdef __AVX512BF16__
 struct PairBF16 {
     using Weight = uint16_t;
     using Input = uint16_t;
     static constexpr int HALVES = 1;
+    static constexpr bool AT_ONCE = true;  // quantised weights, in registers
+    static __m512i pairs(V a, V b) { return (__m512i)_mm512_cvtne2ps_pbh(b.x, a.x); }
     static __m512i weights(const uint16_t* pairs, int) { return _mm512_loadu_si512(pairs); }
     using Weights = __m512i;
     static __m512i input(const uint16_t* x, int) {

@@ -100,6 +100,56 @@ inline V seconds(const uint16_t* pairs) {
     return load(own);
 }
 
+// Quantised weights: sixteen fp16, bytes, signed bytes, or halves of bytes.
+inline V from_half(const uint8_t* p) {
+    V r;
+    for (int i = 0; i < 16; ++i) {
+        uint16_t half;
+        std::memcpy(&half, p + 2 * i, sizeof half);
+        // Its bits in the places of a float's; the power of two sets the exponents right, exactly.
+        uint32_t bits = uint32_t(half & 0x8000) << 16 | uint32_t(half & 0x7fff) << 13;
+        float x;
+        std::memcpy(&x, &bits, sizeof x);
+        r.x[i] = x * 0x1p112f;
+    }
+    return r;
+}
+inline V from_bytes(const uint8_t* p) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = float(p[i]);
+    return r;
+}
+inline V from_signed(const uint8_t* p) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = float(int8_t(p[i]));
+    return r;
+}
+inline V low_nibbles(const uint8_t* p) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = float(p[i] & 15);
+    return r;
+}
+inline V high_nibbles(const uint8_t* p) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = float(p[i] >> 4);
+    return r;
+}
+// Lanes 0 to 7, or 8 to 15, each twice.
+inline V twice_low(const V& a) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = a.x[i / 2];
+    return r;
+}
+inline V twice_high(const V& a) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = a.x[8 + i / 2];
+    return r;
+}
+inline void store_pairs(uint16_t* to, const V& a, const V& b) {
+    store(to, a);
+    store(to + 16, b);
+}
+
 template <class T>
 inline V every_second(const T* p) {
     V r;

@@ -19,7 +19,7 @@ from pathlib import Path
 from engine.errors import ModelError
 from service.models.errors import DiskFull
 
-FORMAT = 1  # of ready directories, written by `engine.convert`; others are made again
+FORMAT = 2  # of ready directories, written by `engine.convert`; others are made again
 
 
 def home_directory(environ: Mapping[str, str]) -> Path:

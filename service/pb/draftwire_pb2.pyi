@@ -408,7 +408,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "context_limit", "vocab_size", "eos_token_ids", "dtype", "device", "draft_sources", "max_draft_tokens", "kv_capacity_tokens", "chat", "fingerprint", "limits", "strict", "not_strict_because", "kv_dtype")
+    __slots__ = ("model", "architecture", "context_limit", "vocab_size", "eos_token_ids", "dtype", "device", "draft_sources", "max_draft_tokens", "kv_capacity_tokens", "chat", "fingerprint", "limits", "strict", "not_strict_because", "kv_dtype", "weights")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,7 @@ class GetModelInfoResponse(_message.Message):
     STRICT_FIELD_NUMBER: _ClassVar[int]
     NOT_STRICT_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     context_limit: int
@@ -441,7 +442,8 @@ class GetModelInfoResponse(_message.Message):
     strict: bool
     not_strict_because: str
     kv_dtype: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., draft_sources: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., chat: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., strict: _Optional[bool] = ..., not_strict_because: _Optional[str] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
+    weights: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., context_limit: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., draft_sources: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., chat: _Optional[bool] = ..., fingerprint: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., strict: _Optional[bool] = ..., not_strict_because: _Optional[str] = ..., kv_dtype: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_stop_strings", "max_stop_length", "max_generations_per_session", "max_message_bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,13 @@ def tokenizer(vocab_size: int = 300) -> Tokenizer:
 
 
 def model(
-    family: str, *, rows: int, tied: bool, layers: int = 2, hidden: int = 32
+    family: str,
+    *,
+    rows: int,
+    tied: bool,
+    layers: int = 2,
+    hidden: int = 32,
+    scale: float = 1.0,
 ) -> PreTrainedModel:
     """Random, with weights that bfloat16 holds exactly."""
     config_class, model_class = CONFIGS[family]
@@ -73,7 +80,7 @@ def model(
     torch.manual_seed(7)
     made = model_class(config).eval().requires_grad_(False)
     for parameter in made.parameters():
-        parameter.copy_(torch.randn_like(parameter).bfloat16())
+        parameter.copy_((torch.randn_like(parameter) * scale).bfloat16())
     return made
 
 
@@ -85,9 +92,11 @@ def write_directory(
     tied: bool = True,
     vocab_size: int = 300,
     hidden: int = 32,
+    scale: float = 1.0,
 ) -> Path:
     """A model directory as a publisher would upload it: bfloat16, fast tokenizer."""
-    model(family, rows=rows, tied=tied, hidden=hidden).bfloat16().save_pretrained(path)
+    made = model(family, rows=rows, tied=tied, hidden=hidden, scale=scale)
+    made.bfloat16().save_pretrained(path)
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer(vocab_size),
         bos_token="<|im_start|>",
@@ -98,11 +107,16 @@ def write_directory(
 
 
 def write_gguf(
-    path: Path, source: PreTrainedModel, vocabulary: Tokenizer, extra: dict[str, Any] | None = None
+    path: Path,
+    source: PreTrainedModel,
+    vocabulary: Tokenizer,
+    extra: dict[str, Any] | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> Path:
     """`source` as llama.cpp's converter would write it, in float32, vocabulary padded to the rows.
 
-    `extra` are metadata strings (or numbers, for those ending in `window`).
+    `extra` are metadata strings (or numbers, for those ending in `window`). `kinds`: the format of
+    tensors by their kind, such as `attn_q`, with "" for the other matrices.
     """
     config = source.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -121,7 +135,7 @@ def write_gguf(
         (writer.add_uint32 if isinstance(value, int) else writer.add_string)(key, value)
     for name, tensor in source.state_dict().items():
         if name != "lm_head.weight" or not config.tie_word_embeddings:
-            writer.add_tensor(_gguf_name(name), _as_stored(name, tensor, config).numpy())
+            _add_tensor(writer, _gguf_name(name), _as_stored(name, tensor, config), kinds or {})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -146,6 +160,17 @@ def _add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Tokenizer, rows: int) -
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter, name: str, tensor: torch.Tensor, kinds: Mapping[str, str]
+) -> None:
+    kind = kinds.get(name.split(".")[-2], kinds.get("", "")) if tensor.ndim > 1 else ""
+    if not kind:
+        writer.add_tensor(name, tensor.numpy())
+        return
+    number = gguf.GGMLQuantizationType[kind]
+    writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), number), raw_dtype=number)
 
 
 def _gguf_name(name: str) -> str:

@@ -77,7 +77,8 @@ def test_what_lies_beside_the_weights(llama_file: Path, ready: Path) -> None:
     origin = json.loads((ready / "draftwire.json").read_text())
     done = subprocess.run(["sha256sum", llama_file], capture_output=True, text=True, check=True)
     assert origin["source"]["sha256"] == done.stdout.split()[0]
-    assert origin["format"] == 1
+    assert origin["format"] == 2
+    assert origin["not_native"] == "token_embd.weight is F32"
     everything = "".join(p.read_text() for p in ready.glob("*.json"))
     assert str(llama_file.parent) not in everything
     assert all(p.stat().st_mode & 0o044 for p in ready.iterdir())  # others may read it

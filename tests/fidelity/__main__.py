@@ -27,7 +27,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from engine.build import load_models
-from engine.config import EngineConfig
+from engine.config import WEIGHTS, EngineConfig
 from engine.convert import truncate_layers
 from service.models import resolve
 from tests.fidelity import against_transformers
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace, scratch: Path, console: Console) -> list[Row]:
         draft=f"model:{small}",
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
+        weights=args.weights,
         kv_cache_mib=args.kv_cache_mib,
         numerics="strict",
         cache_dir=str(scratch / "checks"),
@@ -102,7 +103,16 @@ def report(row: Row, args: argparse.Namespace, console: Console) -> None:
 
 def _command(setting: str, args: argparse.Namespace) -> str:
     words = ["python", "-m", "tests.fidelity", "--only", setting, "--seed", str(args.seed)]
-    for name in ("model", "dtype", "kv_dtype", "prompts", "limit", "draft_layers", "kv_cache_mib"):
+    for name in (
+        "model",
+        "dtype",
+        "kv_dtype",
+        "weights",
+        "prompts",
+        "limit",
+        "draft_layers",
+        "kv_cache_mib",
+    ):
         if (value := getattr(args, name)) is not None:
             words += ["--" + name.replace("_", "-"), str(value)]
     return shlex.join(words)
@@ -130,6 +140,7 @@ def summary(rows: Seq[Row], args: argparse.Namespace, seconds: float) -> dict[st
         "model": args.model,
         "dtype": args.dtype,
         "kv_dtype": args.kv_dtype,
+        "weights": args.weights,
         "seed": args.seed,
         "comparisons": sum(r.comparisons for r in rows),
         "differences": sum(len(r.differences) for r in rows),
@@ -145,6 +156,7 @@ def parse(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--kv-dtype", default="auto", choices=["auto", "int8"])
+    parser.add_argument("--weights", default="auto", choices=WEIGHTS)
     parser.add_argument("--prompts", type=int, default=250, help="how many to take them from")
     parser.add_argument("--limit", type=int, help="most comparisons per setting")
     parser.add_argument("--only", nargs="+", choices=[s.name for s in SETTINGS], metavar="SETTING")
