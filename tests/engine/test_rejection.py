@@ -148,7 +148,7 @@ CASES: dict[str, tuple[SamplingParams, dict[str, object]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_three_tokens_have_the_targets_law(name: str) -> None:
     sampling, settings = CASES[name]
-    served = rejected(24_000, sampling, **settings)  # type: ignore[arg-type]
+    served = rejected(10_000, sampling, **settings)  # type: ignore[arg-type]
     assert 0 < served.accepted < served.drafted
     assert law_is_the_targets(served, sampling, bool(settings.get("grammar"))) < 1
 
@@ -435,12 +435,13 @@ MUTANTS: dict[Callable[[Patch], None], SamplingParams] = {
 @pytest.mark.parametrize("slip", MUTANTS, ids=lambda slip: slip.__name__)
 def test_every_slip_is_seen(slip: Callable[[Patch], None], patch: Patch) -> None:
     slip(patch)
-    grammar = slip is drops_a_draft_that_the_grammar_forbids
+    grammar = slip is drops_a_draft_that_the_grammar_forbids  # the faintest
     sampling = MUTANTS[slip]
-    assert law_is_the_targets(rejected(8_000, sampling, grammar=grammar), sampling, grammar) > 1.5
+    served = rejected(12_000 if grammar else 5_000, sampling, grammar=grammar)
+    assert law_is_the_targets(served, sampling, grammar) > 1.5
 
 
 @pytest.mark.parametrize("sampling", [PLAIN, WARM])
 @pytest.mark.parametrize("grammar", [False, True])
 def test_and_none_is_seen_where_there_is_none(sampling: SamplingParams, grammar: bool) -> None:
-    assert law_is_the_targets(rejected(8_000, sampling, grammar=grammar), sampling, grammar) < 1
+    assert law_is_the_targets(rejected(5_000, sampling, grammar=grammar), sampling, grammar) < 1
