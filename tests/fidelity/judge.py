@@ -111,6 +111,7 @@ def idle(setting: Setting, row: Row) -> list[str]:
         "nobody had company": setting.batch[1] == 1 or did.most_at_once > 1,
         "nobody was preempted": not setting.tight or did.preempted > 0,
         "nothing was found in the prefix cache": setting.cache != WARM or row.cached > 0,
+        "no sample began with the KV of another": setting.samples == 1 or row.cached > 0,
         "nobody was cancelled": not setting.cancels or row.cancelled > 0,
     }
     return [what for what, happened in needed.items() if not happened]

@@ -18,7 +18,8 @@ class Setting:
     from which chunk sizes follow. `cache`: "" (off), or the prefix cache on, and warm if all was
     asked before. `tight`: a KV pool so small that sequences are preempted. `cancels`: with other
     requests that are cancelled in mid-course. `continued`: the prompt goes on with a part of the
-    reference's output. `restart`: in a process of its own that is killed in mid-course.
+    reference's output. `restart`: in a process of its own that is killed in mid-course. `samples`:
+    so many of each prompt, which share its KV.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Setting:
     cancels: bool = False
     continued: bool = False
     restart: bool = False
+    samples: int = 1
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -46,6 +48,7 @@ class Setting:
             "cancelled neighbours": self.cancels,
             "continued": self.continued,
             "restart": self.restart,
+            "n > 1": self.samples > 1,
         }
         return tuple(name for name, counts in named.items() if counts)
 
@@ -67,4 +70,6 @@ SETTINGS = (
     Setting("cancels", 100, "ngram", cancels=True),
     Setting("continued", 100, "none", continued=True),
     Setting("restart", 100, "ngram", restart=True),
+    Setting("samples", 100, "ngram", samples=4),
+    Setting("samples-preempted", 60, "flawed", (8, 16), tight=True, samples=3),
 )

@@ -30,6 +30,7 @@ TIGHT_SEQS, TIGHT_TOKENS = 3, 600
 # One in so many has a doomed twin beside it.
 DOOMED = 2
 TWIN_SEED = 1 << 40
+SAMPLE_BITS = 8
 
 
 def share_of(
@@ -42,7 +43,33 @@ def share_of(
     fitting = [r for r in turn if not setting.tight or _longest(r) <= TIGHT_TOKENS]
     if setting.continued:  # rules tell the output from the prompt
         fitting = [r for r in fitting if not rules_of(r)]
-    return fitting[: setting.share if limit is None else min(limit, setting.share)]
+    count = setting.share if limit is None else min(limit, setting.share)
+    if setting.samples == 1:
+        return fitting[:count]
+    groups = (_samples(r, setting.samples) for r in fitting[: count // setting.samples])
+    return [sample for group in groups for sample in group]
+
+
+def _samples(request: Request, count: int) -> list[Request]:
+    """As a client's n makes them, with seeds that no other request has."""
+    seed = request.sampling.seed << SAMPLE_BITS
+    return [
+        replace(
+            request,
+            id=f"{request.id} sample {i}",
+            sampling=replace(request.sampling, seed=seed + i),
+            group=request.id,
+        )
+        for i in range(count)
+    ]
+
+
+def _in_turn(requests: Seq[Request], rng: random.Random) -> list[Request]:
+    """Shuffled, but for the samples of one prompt, which come together."""
+    groups: dict[str, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.group or request.id, []).append(request)
+    return [r for group in rng.sample(list(groups.values()), len(groups)) for r in group]
 
 
 def _longest(request: Request) -> int:
@@ -102,7 +129,7 @@ class Suite:
         engine = self._engine(setting, served, wants, row)
         company = Company(engine, setting.batch, rng, frozenset(t.id for t in twins))
         started = time.monotonic()
-        order = rng.sample(served, len(served))
+        order = _in_turn(served, rng)
         if setting.cache == WARM:
             company.serve(order[::-1])  # what was asked last is asked first: it may still be there
         self._sampler.take()
