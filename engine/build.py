@@ -25,6 +25,7 @@ from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.draft_time import TimedDraft
 from engine.errors import ConfigError, ModelError
 from engine.fused import FAMILIES, fusable
 from engine.grammar import Grammars
@@ -53,6 +54,7 @@ from kernels.reference import SAMPLER_VERSION
 
 # Steps of rest where drafts do not pay: a try must cost little of what is saved meanwhile.
 REST, DEAR_REST, DEAR = 8, 32, 0.2
+TOO_LONG = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def build(
     `config.model` and the models in `config.draft` are directories. Raises ConfigError.
     """
     models = load_models(config, clock)
-    return assemble(config, models, draft_sources(config, models), clock, observer)
+    return assemble(config, models, draft_sources(config, models, clock), clock, observer)
 
 
 def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
@@ -139,12 +141,18 @@ def _load(config: EngineConfig, directory: str) -> LoadedModel:
     return load(directory, dtype, config.device, attn_implementation=ATTENTION)
 
 
-def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
+def draft_sources(
+    config: EngineConfig, models: Models, clock: Callable[[], float]
+) -> list[DraftSource]:
     """What `config.draft` names, each of them rested where it does not pay, and guarded; before
     them, if there are any, what grammars force."""
     target = models.target.loaded
     cheap = models.costs.cheap_rows(config.draft_rows)
     worth = models.costs.worth(min(config.max_draft_tokens, max(1, cheap - 1)))
+    # What the target itself would take to catch up and then to draft token by token, and some.
+    catch_up = models.costs.at_most(config.max_step_rows)
+    passes = config.max_draft_tokens * models.costs.at_most(config.draft_rows)
+    most_s = TOO_LONG * (catch_up + passes)
     sources: list[DraftSource] = []
     for spec in parse_drafts(config.draft):
         source: DraftSource = NgramDraft()
@@ -152,7 +160,8 @@ def draft_sources(config: EngineConfig, models: Models) -> list[DraftSource]:
             draft = models.drafts[spec.model]
             source = ModelDraft(draft.paged, config.max_step_rows, draft.loaded.context_limit)
         gated = GatedDraft(source, worth, REST if worth < DEAR else DEAR_REST)
-        sources.append(GuardedDraft(gated, target.vocab_size))
+        timed = TimedDraft(gated, clock, most_s)
+        sources.append(GuardedDraft(timed, target.vocab_size))
     return [GuardedDraft(ForcedDraft(), target.vocab_size), *sources] if sources else []
 
 

@@ -30,6 +30,12 @@ class RowCosts:
             cheap = rows
         return min(cheap, most)
 
+    def at_most(self, rows: int) -> float:
+        """Seconds that a step of so many rows hardly exceeds: beyond what was measured, as many
+        times what the most rows took as they are contained."""
+        most = max(self.seconds)
+        return max(self.seconds.values()) * max(1.0, rows / most)
+
     def worth(self, drafts: int) -> float:
         """Tokens by which a step with so many drafted rows must get further to cost no more per
         token. Between two sizes the larger counts."""

@@ -125,7 +125,8 @@ def main() -> None:
         own = resolve_models(replace(config, verification=verification), resolve)
         # Whether drafts pay on this machine is another question.
         models = replace(load_models(own, time.monotonic), costs=RowCosts({1: 1.0, 65536: 1.0}))
-        built = assemble(own, models, draft_sources(own, models), time.monotonic)
+        sources = draft_sources(own, models, time.monotonic)
+        built = assemble(own, models, sources, time.monotonic)
         rows += [
             measure(built, verification, temperature, args)
             for temperature in args.temperature or (0.4, 0.8, 1.0)

@@ -9,13 +9,34 @@ from itertools import pairwise
 
 import pytest
 
+from engine.draft import DraftWrapper
 from engine.draft_guard import GuardedDraft
+from engine.draft_model import ModelDraft
+from engine.draft_time import TimedDraft
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
-from tests.engine.fakes import VOCAB, Rig, WrongDraft, reference
+from tests.engine.fakes import (
+    VOCAB,
+    HashModel,
+    ManualClock,
+    Rig,
+    WrongDraft,
+    hash_next,
+    reference,
+)
 from tests.engine.test_draft_ngram import plan, sequence
 
 STEP = plan((sequence([1], "a"), 2), (sequence([1], "b"), 0))
 VERDICTS = [Verdict(0, 1)] * 2
+
+
+NONSENSE = {
+    "too many": Proposal((1,) * 100, "script"),
+    "past the vocabulary": Proposal((VOCAB,), "script"),
+    "negative": Proposal((-1,), "script"),
+    "too few probabilities": Proposal((1,), "script", []),
+    "too wide probabilities": Proposal((1,), "script", [[0.0] * (VOCAB + 1)]),
+    "no number": Proposal(("x",), "script"),  # type: ignore[arg-type]
+}
 
 
 class Script:
@@ -32,20 +53,12 @@ class Script:
     def propose(self, plan: StepPlan) -> list[Proposal]:
         self.asked += 1
         fine = [Proposal((1,), self.name), *[NO_PROPOSAL] * (len(plan.work) - 1)]
-        match self._deeds(self.asked):
-            case "raise":
-                raise RuntimeError("no")
-            case "too many":
-                return [Proposal((1,) * (plan.work[0].draft_cap + 1), self.name), *fine[1:]]
-            case "too few answers":
-                return []
-            case "past the vocabulary":
-                return [Proposal((VOCAB,), self.name), *fine[1:]]
-            case "negative":
-                return [Proposal((-1,), self.name), *fine[1:]]
-            case "no number":
-                return [Proposal(("x",), self.name), *fine[1:]]  # type: ignore[arg-type]
-        return fine
+        deed = self._deeds(self.asked)
+        if deed == "raise":
+            raise RuntimeError("no")
+        if deed == "too few answers":
+            return []
+        return [NONSENSE.get(deed, fine[0]), *fine[1:]]
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
         self.told += 1
@@ -57,15 +70,7 @@ class Script:
             raise RuntimeError("no")
 
 
-FAULTS = (
-    "raise",
-    "too many",
-    "too few answers",
-    "past the vocabulary",
-    "negative",
-    "no number",
-    "raise in observe",
-)
+FAULTS = ("raise", "too few answers", *NONSENSE, "raise in observe")
 
 
 def step(guard: GuardedDraft) -> list[Proposal]:
@@ -175,3 +180,48 @@ def test_guesses_are_wrong_not_errors() -> None:
     rig.submit("a", [1, 2], 40, ignore_eos=True)
     rig.drain()
     assert rig.engine._draft.errors == 0
+
+
+def test_too_slow_is_a_fault_like_others() -> None:
+    """It counts, its drafts are dropped, and it is left alone for a while and then tried again."""
+    clock = ManualClock()
+    took = {2: 0.5, 4: 0.6, 5: 0.6}
+
+    class Slow(Script):
+        def propose(self, plan: StepPlan) -> list[Proposal]:
+            proposals = super().propose(plan)
+            clock.now += took.get(self.asked, 0.1)
+            return proposals
+
+    source = Slow(lambda n: "ok")
+    guard = GuardedDraft(TimedDraft(source, clock, 0.5), VOCAB, patience=2, rest=3)
+    drafted = [bool(step(guard)[0].tokens) for _ in range(10)]
+    assert drafted == [True, True, True, False, False, False, False, False, True, True]
+    assert guard.errors == 2
+    assert source.asked == 7
+    assert source.told == 5
+
+
+def test_a_slow_draft_model_changes_nothing_and_is_used_again() -> None:
+    """Its KV is as good after a step whose drafts were dropped."""
+    clock = ManualClock()
+
+    class Slow(DraftWrapper):
+        calls = 0
+
+        def propose(self, plan: StepPlan) -> list[Proposal]:
+            self.calls += 1
+            proposals = super().propose(plan)
+            clock.now += 1.0 if self.calls % 3 == 0 else 0.1
+            return proposals
+
+    model = HashModel(hash_next, 64)
+    slow = TimedDraft(Slow(ModelDraft(model, 64, 10_000)), clock, 0.5)
+    rig = Rig(source=GuardedDraft(slow, VOCAB), num_blocks=64)
+    for i in range(4):
+        rig.submit(str(i), [1 + i, 2, 3], 60, ignore_eos=True)
+    rig.drain()
+    for i in range(4):
+        assert rig.tokens(str(i)) == reference([1 + i, 2, 3], 60, stop_ids=frozenset())
+    drafted, accepted = rig.totals()
+    assert drafted == accepted > 60

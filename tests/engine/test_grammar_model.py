@@ -78,7 +78,7 @@ def serve(models: Models, drafts: str, drafted: int, alone: bool) -> list[tuple[
         str(MODEL), draft=drafts, max_draft_tokens=drafted, draft_rows=200, kv_cache_mib=128
     )
     observer = RecordingObserver()
-    sources = draft_sources(config, models)
+    sources = draft_sources(config, models, time.monotonic)
     built = assemble(config, models, sources, time.monotonic, observer)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     stopping = StopParams(64, eos_ids=frozenset({EOS}))

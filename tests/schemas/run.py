@@ -94,7 +94,9 @@ def serve(
 ) -> tuple[list[Output], dict[str, SourceStats]]:
     """Outputs in the order of `asked`, and the drafts by source, as if rows were free."""
     models = replace(models, costs=RowCosts({1: 1.0, 65536: 1.0}))
-    engine = assemble(config, models, draft_sources(config, models), time.monotonic).engine
+    engine = assemble(
+        config, models, draft_sources(config, models, time.monotonic), time.monotonic
+    ).engine
     outputs = [Output() for _ in asked]
     drafts: dict[str, SourceStats] = {}
     waiting = list(asked)[::-1]
