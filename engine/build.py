@@ -36,7 +36,7 @@ from engine.network import make_network
 from engine.observer import EngineObserver
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
-from engine.quantised import NATIVE, Weights, native, quantise
+from engine.quantised import kind_of_draft, weights_as
 from engine.rejection import REJECTION_VERSION, Independent, Rejection
 from engine.remembered import remembered
 from engine.request import Request
@@ -117,7 +117,7 @@ def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
         {
             d: _pooled(
                 m,
-                replace(config, weights=_weights_of_draft(config, d)),
+                replace(config, weights=kind_of_draft(config.weights, Path(d))),
                 num_blocks,
                 min(m.vocab_size, target.vocab_size),
                 Independent(),
@@ -258,7 +258,7 @@ def _pooled(
     except (OSError, MemoryError, RuntimeError) as error:  # mmap's, torch's
         raise ConfigError(f"kv_cache_mib={config.kv_cache_mib} cannot be had: {error}") from error
     tokens = probe_tokens(vocab_size, loaded.sliding_window or 0, num_blocks * config.block_size)
-    quantised = _quantised(loaded, config)
+    quantised = weights_as(config.weights, loaded.model, loaded.directory)
     expected = stock_logits(loaded.model, tokens.to(device), strict and fusable(loaded.model))
     # What starts with the engine looks at texts of its own, however short a context was asked for.
     positions = max(_context(config, loaded), LONGEST)
@@ -267,23 +267,6 @@ def _pooled(
     paged = PagedModel(network, cache, config.block_size, vocab_size, sampler)
     check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size, dtype)
     return Pooled(loaded, paged, ops, strict)
-
-
-def _weights_of_draft(config: EngineConfig, directory: str) -> str:
-    """A draft that is of no quantised file is no reason to refuse a target that is."""
-    has_none = config.weights == "native" and not (Path(directory) / NATIVE).is_file()
-    return "auto" if has_none else config.weights
-
-
-def _quantised(loaded: LoadedModel, config: EngineConfig) -> Weights | None:
-    """Weights of fewer bits, if they are asked for; the model then has their values."""
-    if config.weights == "auto":
-        return None
-    if loaded.model.dtype != torch.bfloat16:
-        raise ConfigError(f"weights {config.weights} need dtype bfloat16")
-    if config.weights == "native":
-        return native(loaded.directory)
-    return quantise(loaded.model, config.weights)
 
 
 def _context(config: EngineConfig, loaded: LoadedModel) -> int:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
@@ -28,7 +29,19 @@ if TYPE_CHECKING:
 # Against memory that grows with the output; the library's own limits on time stand.
 MOST_STATES = 50_000
 
+# Processor seconds that a mask may take, once it is more than the first few use to: it is made in
+# the middle of a step, for which all others wait.
+MOST_MASK_S = 0.1
+TOO_SLOW = "the grammar takes too long for a token: it can be read in too many ways"
+
 Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Pace:
+    """Whether the masks of a grammar have turned out to be too slow; shared by all who use it."""
+
+    too_slow: bool = False
 
 
 class Grammars:
@@ -43,7 +56,7 @@ class Grammars:
         tokenizer: Tokenizer,
         vocab_size: int,
         ends: Seq[int],
-        most_items: int = 50_000,
+        most_items: int = 5_000,
         kept: int = 64,
     ) -> None:
         self._tokenizer = tokenizer
@@ -53,6 +66,7 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._bytes: TokenBytes | str | None = None  # or what is wrong
         self._compiled: OrderedDict[Key, LLMatcher | str] = OrderedDict()  # or what is wrong
+        self._paces: OrderedDict[Key, Pace] = OrderedDict()
         self._keeping = threading.Lock()
         self._compiling = threading.Lock()
         self.ends = tuple(ends)
@@ -71,6 +85,14 @@ class Grammars:
         if isinstance(found, str):
             raise InvalidRequest(found)
         return found
+
+    def pace(self, params: GrammarParams) -> Pace:
+        """Of a grammar, for as long as it is kept."""
+        with self._keeping:
+            pace = self._paces.setdefault((params.kind, params.text), Pace())
+            while len(self._paces) > self._most_kept:
+                self._paces.popitem(last=False)
+            return pace
 
     def token_bytes(self) -> TokenBytes:
         """Of the vocabulary. Raises InvalidRequest if the library cannot read it."""
@@ -157,12 +179,19 @@ def source(kind: str, text: str) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(text)
         case "lark":
+            if "%json" in text:
+                raise ValueError("%json is not supported; json_schema takes a schema")
             return LLMatcher.grammar_from_lark(text)
         case _:
             raise ValueError(f"unknown kind of grammar {kind!r}")
 
 
 def first_line(text: str) -> str:
-    """Of a message that goes on with the grammar or the parser's state."""
+    """Of a message that goes on with the grammar or the parser's state. What is wrong with a
+    regular expression is said at the end of a picture of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else ""
+    if not lines:
+        return ""
+    causes = [line for line in lines if line.startswith("error: ")]
+    drawn = lines[0].endswith("regex parse error:") and causes
+    return f"{lines[0]} {causes[0]}" if drawn else lines[0]

@@ -8,6 +8,7 @@ is counted and taken back like any other draft; what is drawn after it is droppe
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cache
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.grammar import first_line
+from engine.grammar import MOST_MASK_S, TOO_SLOW, Pace, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -32,13 +33,17 @@ NO_WAY_ON = "the output does not match the grammar, or the grammar leaves no tok
 class GrammarMask:
     """`LogitRule` and `OutputGrammar` over a copy of `start`. `ends` are not empty.
 
+    A grammar one of whose masks takes too long is given up, by all who use it: `pace` is theirs.
     A matcher that fails (its limits of time or memory for one token) stays failed and cannot go
     back. If a draft did that, a fresh copy reads the output again, and no more is drafted; if the
     output itself did, there is no next token, and `fault` says why.
     """
 
-    def __init__(self, start: LLMatcher, ends: Seq[int], longest: bool = False) -> None:
+    def __init__(
+        self, start: LLMatcher, ends: Seq[int], longest: bool = False, pace: Pace | None = None
+    ) -> None:
         self._start = start
+        self._pace = pace or Pace()
         self._matcher = start.deep_copy()
         self._ends = tuple(ends)
         self._longest = longest
@@ -109,8 +114,13 @@ class GrammarMask:
         can come."""
         if self._beyond:
             return None
+        if self._pace.too_slow:
+            self._failed = len(self._tokens), TOO_SLOW
+            return None
         matcher = self._sound()
+        begun = time.thread_time()
         allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        self._pace.too_slow = time.thread_time() - begun > MOST_MASK_S
         if matcher.is_error():
             self._fail(matcher)
             return None

@@ -129,7 +129,8 @@ def _grammar(request: Request, grammars: Grammars | None) -> GrammarMask | None:
         return None
     if grammars is None:
         raise InvalidRequest("this engine has no grammars")
-    return GrammarMask(grammars.matcher(params), grammars.ends, params.longest)
+    matcher = grammars.matcher(params)
+    return GrammarMask(matcher, grammars.ends, params.longest, grammars.pace(params))
 
 
 def _forced_text(request: Request, grammars: Grammars | None) -> ForcedRule | None:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.checkpoint import ORIGIN, read_json
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from kernels.gguf_blocks import FORMATS
 
 NATIVE = "native.safetensors"  # in a ready directory: blocks as in the GGUF file that it is made of
@@ -94,6 +94,23 @@ def needed(names: Mapping[str, Any]) -> set[str]:
     """The parameters that linear layers and the embedding have."""
     ends = tuple(NAMES.values())
     return {name for name in names if name.endswith(ends)}
+
+
+def weights_as(kind: str, model: nn.Module, directory: Path) -> Weights | None:
+    """What `--weights` asks for; None for the model's own. It has the values of what is returned.
+
+    Raises ConfigError, or ModelError where there is no such thing.
+    """
+    if kind == "auto":
+        return None
+    if model.dtype != torch.bfloat16:
+        raise ConfigError(f"weights {kind} need dtype bfloat16")
+    return native(directory) if kind == "native" else quantise(model, kind)
+
+
+def kind_of_draft(kind: str, directory: Path) -> str:
+    """A draft that is of no quantised file is no reason to refuse a target that is."""
+    return "auto" if kind == "native" and not (directory / NATIVE).is_file() else kind
 
 
 def native(directory: Path) -> Weights:

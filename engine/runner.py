@@ -21,6 +21,7 @@ from engine.logprobs import Rows, rows_to_tell, tell
 from engine.model_input import ModelInput
 from engine.sampler import Sampler
 from engine.types import Drawn, Feed
+from engine.verify import RULED_OUT, UNUSABLE
 from kernels.ops import Ops
 
 ATTENTION = "draftwire_paged"
@@ -149,12 +150,19 @@ class PagedModel:
         if not len(logits):
             return [Drawn() for _ in feeds]
         ids, probs = self._sampler.draw(feeds, logits, batch.draws)
+        if min(ids) < 0:
+            ids = [i if i >= 0 else _why(row) for i, row in zip(ids, logits, strict=True)]
         left = iter(ids)
         drawn = [Drawn(tuple(islice(left, f.sample))) for f in feeds]
         if probs is None:
             return drawn
         own = torch.split(probs, [f.sample for f in feeds])
         return [replace(d, probs=p) for d, p in zip(drawn, own, strict=True)]
+
+
+def _why(row: Tensor) -> int:
+    """Why nothing can be drawn from it."""
+    return RULED_OUT if bool((row == -torch.inf).all()) else UNUSABLE
 
 
 def _process(feeds: Seq[Feed], logits: Tensor) -> dict[int, Rows]:

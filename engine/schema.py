@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from engine.schema_pattern import quotable
 
@@ -59,10 +60,20 @@ def sound(text: str) -> str:
         raise ValueError("the schema is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"the schema is no JSON: {error}") from None
+    if schema is True:
+        schema = {}
     if not isinstance(schema, dict):
-        raise ValueError("the schema is no JSON object")  # noqa: TRY004
+        raise ValueError("the schema is neither a JSON object nor true")  # noqa: TRY004
+    try:
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the schema has half of a surrogate pair") from None
     _check_options(schema.get(OPTIONS, {}))
-    for part in _parts(schema):
+    parts = list(_parts(schema))
+    known = {id(part) for part in parts}
+    for part in parts:
+        _check_reference(part.get("$ref"), schema, known)
+    for part in parts:
         _check(part)
         _rewrite_patterns(part)
         _restrict_format(part)
@@ -92,7 +103,36 @@ def _check_options(options: Any) -> None:
         raise ValueError(f"{OPTIONS}: {unknown[0]} is not supported; {OPTION} is")
 
 
+def _check_reference(reference: Any, schema: Any, known: set[int]) -> None:
+    """What is referred to must be among what is looked at as a schema."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return
+    place = schema
+    for step in unquote(reference[2:]).split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, dict) and step in place:
+            place = place[step]
+        elif isinstance(place, list) and step.isdecimal() and int(step) < len(place):
+            place = place[int(step)]
+        else:
+            return  # to nothing: the library says so
+    if isinstance(place, dict) and id(place) not in known:
+        raise ValueError(f"$ref: {reference} is not where a schema is")
+
+
+def _check_count(part: dict[str, Any]) -> None:
+    """A key that the schema does not name may come twice, and then counts once."""
+    least, required = part.get("minProperties"), part.get("required")
+    named = len(required) if isinstance(required, list) else 0
+    closed = part.get("additionalProperties") is False and not part.get("patternProperties")
+    if isinstance(least, int | float) and least > named + 1 and not closed:
+        raise ValueError(
+            "minProperties: more than one key that is not required needs additionalProperties false"
+        )
+
+
 def _check(part: dict[str, Any]) -> None:
+    _check_count(part)
     draft = part.get("$schema")
     if isinstance(draft, str) and OLD_DRAFT.search(draft):
         raise ValueError(f"$schema: {draft} is older than draft 4, the first that is supported")

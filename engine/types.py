@@ -241,10 +241,10 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a pass gives for one feed: its `sample` tokens in row order, -1 where the row's logits
-    were not usable (NaN); and, if the feed asks for them, the logprobs of these tokens, at least up
-    to the first that differs from its draft. `known` are those of the feed's `known` tokens.
-    `probs`: see `Proposal`."""
+    """What a pass gives for one feed: its `sample` tokens in row order, one of `engine.verify`'s
+    ERRORS where none can be drawn; and, if the feed asks for them, the logprobs of these tokens, at
+    least up to the first that differs from its draft. `known` are those of the feed's `known`
+    tokens. `probs`: see `Proposal`."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()

@@ -13,8 +13,11 @@ from collections.abc import Sequence as Seq
 
 from engine.types import Drawn, Proposal, Verdict
 
-UNUSABLE = -1
-NOT_USABLE = "no token can be drawn: logits are not numbers, or all are ruled out"
+UNUSABLE, RULED_OUT = -1, -2
+ERRORS = {
+    UNUSABLE: "no token can be drawn: the logits are not numbers",
+    RULED_OUT: "no token can be drawn: what is asked for rules out every one",
+}
 
 
 def verify(proposals: Seq[Proposal], drawn: Seq[Drawn | str]) -> list[Verdict]:
@@ -22,7 +25,7 @@ def verify(proposals: Seq[Proposal], drawn: Seq[Drawn | str]) -> list[Verdict]:
 
     `drawn[i]` holds len(proposal) + 1 tokens, none if work i does not sample, or is the text of
     the error that befell it. Row j is only meaningful while drafts before j were right, so a row
-    without usable logits (-1) fails the sequence only once it is the first of a step.
+    that none can be drawn from fails the sequence only once it is the first of a step.
     """
     return [_verdict(p.tokens, d) for p, d in zip(proposals, drawn, strict=True)]
 
@@ -36,9 +39,9 @@ def _verdict(drafts: tuple[int, ...], drawn: Drawn | str) -> Verdict:
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == own[accepted]:
         accepted += 1
-    if own[accepted] == UNUSABLE:
+    if own[accepted] < 0:
         if not accepted:
-            return Verdict(error=NOT_USABLE)
+            return Verdict(error=ERRORS[own[accepted]])
         accepted -= 1  # What was right before the bad row is delivered, as without drafts.
     logprobs = drawn.logprobs[: accepted + 1]
     return Verdict(accepted, own[accepted], logprobs=logprobs, known=drawn.known)

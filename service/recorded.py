@@ -80,7 +80,8 @@ def from_line(line: bytes) -> RecordedGeneration:
         raise ValueError(f"version {version} is not one that is known ({VERSION})")
     params = _message(data, "params", pb.GenerationParams)
     samples = tuple(_read_sample(entry) for entry in _of(data, "samples", list))
-    if [sample.index for sample in samples] != list(range(max(1, params.n))):
+    count = max(1, params.n)
+    if len(samples) != count or any(sample.index != i for i, sample in enumerate(samples)):
         raise ValueError("samples: must be as many as params.n says, with the indices 0, 1, ...")
     return RecordedGeneration(
         time=_of(data, "time", str),

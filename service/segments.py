@@ -57,6 +57,8 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.mkdir(mode=0o700, exist_ok=True)
+        if path.is_symlink():
+            raise NotADirectoryError(f"{path} is a link")
         found = sorted(_segments_in(path))
         self._segments = deque(Segment(path / name, size) for _, name, size in found)
         self._number = found[-1][0] if found else 0

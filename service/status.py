@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
 from engine.outcome import Finish, FinishReason
+from engine.verify import ERRORS, RULED_OUT
 
 DOMAIN = "draftwire"
 # Trailing metadata is limited to 8 KiB by most peers: so much fits, base64 included.
@@ -84,6 +85,8 @@ def refused(
     """A refusal with the details that apply: BadRequest, RetryInfo, QuotaFailure (`quota` names
     the setting that is the limit)."""
     code, _ = CODES[reason].value
+    # What came with half a surrogate pair in it must not come in the way of saying so.
+    message = message.encode("utf-8", "replace").decode()
     status = status_pb2.Status(code=code, message=message[: 2 * MAX_TEXT])
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason.value, domain=DOMAIN))
     if bad := _bad_request(list(violations)):
@@ -128,6 +131,8 @@ def failure(finish: Finish) -> Refused:
     if finish.reason is FinishReason.ERROR and finish.retryable:
         message = finish.error or "the engine was lost"
         return refused(Reason.ENGINE_LOST, message, retry_after_s=ENGINE_RETRY_S)
+    if finish.reason is FinishReason.ERROR and finish.error == ERRORS[RULED_OUT]:
+        return refused(Reason.INVALID_REQUEST, finish.error)
     if finish.reason is FinishReason.ERROR:
         return refused(Reason.GENERATION_FAILED, finish.error or "the generation failed")
     if finish.reason is FinishReason.DRAINED:

@@ -108,9 +108,11 @@ inline V from_half(const uint8_t* p) {
         std::memcpy(&half, p + 2 * i, sizeof half);
         // Its bits in the places of a float's; the power of two sets the exponents right, exactly.
         uint32_t bits = uint32_t(half & 0x8000) << 16 | uint32_t(half & 0x7fff) << 13;
+        bool finite = (half & 0x7c00) != 0x7c00;
+        if (!finite) bits |= 0x7f800000;
         float x;
         std::memcpy(&x, &bits, sizeof x);
-        r.x[i] = x * 0x1p112f;
+        r.x[i] = finite ? x * 0x1p112f : x;
     }
     return r;
 }

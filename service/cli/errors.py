@@ -22,7 +22,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> status_pb2.Status:
 def describe(status: status_pb2.Status) -> str:
     """Lines for a person: `CODE: message`, then one indented line per detail that is known."""
     name = enum_name(code_pb2.Code, status.code)
-    return "\n".join([f"{name}: {status.message}", *_details(status)])
+    # A single violation is the message, too.
+    details = [line for line in _details(status) if line.strip() != status.message]
+    return "\n".join([f"{name}: {status.message}", *details])
 
 
 def enum_name(enum: Any, value: int) -> str:

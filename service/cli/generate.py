@@ -139,6 +139,8 @@ def generate(
     Only options that are given are sent; the server's defaults stand for the others. Exit status:
     0 done, 1 error, 2 wrong usage, 130 interrupted.
     """
+    if not as_json and (unseen := _unseen(logprobs, prompt_logprobs, text_offsets)):
+        raise typer.BadParameter(f"{unseen} is only seen with --json")
     try:
         params = build_params(
             prompt=_stdin() if prompt == "-" else prompt,
@@ -178,6 +180,16 @@ def generate(
     except (ValueError, OverflowError) as error:  # does not fit its field, or is not Unicode
         raise typer.BadParameter(str(error)) from error
     raise typer.Exit(asyncio.run(_generate(target, params, wait, as_json)))
+
+
+def _unseen(logprobs: int | None, prompt_logprobs: int | None, text_offsets: bool) -> str:
+    """The first option that only --json shows."""
+    given = {
+        "--logprobs": logprobs is not None,
+        "--prompt-logprobs": prompt_logprobs is not None,
+        "--text-offsets": text_offsets,
+    }
+    return next((name for name, there in given.items() if there), "")
 
 
 async def _generate(target: str, params: pb.GenerationParams, wait: float, as_json: bool) -> int:
@@ -248,6 +260,7 @@ def summarise(result: session.Result) -> dict[str, Any]:
         "token_ids": result.token_ids,
         **_asked_for(result),
         "finish_reason": enum_name(pb.FinishReason, finished.reason).removeprefix("FINISH_REASON_"),
+        **_matched(finished),
         "seed": (accepted.seed + result.index) % 2**64,
         "usage": _plain(finished.usage),
         "speculation": _plain(finished.speculation),
@@ -257,6 +270,12 @@ def summarise(result: session.Result) -> dict[str, Any]:
             "total_s": finished.timings.total_s,
         },
     }
+
+
+def _matched(finished: pb.Finished) -> dict[str, Any]:
+    """What ended it, if that was a stop string or token."""
+    which = finished.WhichOneof("matched")
+    return {} if which is None else {which: getattr(finished, which)}
 
 
 def _asked_for(result: session.Result) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import IO, Annotated, Any
@@ -115,7 +116,7 @@ def replay(
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[IO[bytes]]:
+def _opened(file: str) -> Iterator[Iterable[bytes]]:
     if file == "-":
         yield sys.stdin.buffer
         return
@@ -124,11 +125,20 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     with lines:
-        yield lines
+        yield _as_of_now(lines)
+
+
+def _as_of_now(lines: IO[bytes]) -> Iterator[bytes]:
+    """Those that are there: a server that still writes to the file may record this very replay."""
+    left = os.fstat(lines.fileno()).st_size
+    for line in lines:
+        if (left := left - len(line)) < 0:
+            return
+        yield line
 
 
 async def _replay(
-    lines: IO[bytes], generation: str | None, target: str, force: bool, told: Told
+    lines: Iterable[bytes], generation: str | None, target: str, force: bool, told: Told
 ) -> bool:
     """False if the server cannot be asked what it serves."""
     async with connect(target) as channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,7 @@ from google.protobuf.message import Message
 from service.pb import draftwire_pb2 as pb
 
 M = TypeVar("M", bound=Message)
+PATH = re.compile(r"(\.{0,2}/|~)\S*|\S+\.(json|lark|txt)")
 
 
 def build_params(
@@ -120,13 +122,15 @@ def _grammar(
 
 def text_or_file(given: str | None) -> str | None:
     """The content of the file if it names one, else the text itself. Raises ValueError for a file
-    that cannot be read."""
+    that cannot be read, or that is not there: a text does not look like a path."""
     if given is None:
         return None
     try:
         is_file = Path(given).is_file()
     except (OSError, ValueError):  # too long for a name, or not one
         is_file = False
+    if not is_file and PATH.fullmatch(given):
+        raise ValueError(f"there is no file {given}")
     if not is_file:
         return given
     try:

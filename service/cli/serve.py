@@ -50,7 +50,9 @@ def serve_command() -> Callable[..., None]:
 
 def _option(name: str, field: FieldInfo) -> Parameter:
     """An option that is None unless given: the default is the model's business, and only shown."""
-    default = {True: "on", False: "off"}.get(field.default, field.default)
+    default = field.default
+    if isinstance(default, bool):
+        default = "on" if default else "off"
     shown = "" if default in (None, "") else f" Default: {default}."
     option = typer.Option(help=f"{field.description}{shown}", show_default=False)
     kind: Any = field.annotation

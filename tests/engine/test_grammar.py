@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import InvalidRequest
-from engine.grammar import Grammars
+from engine.grammar import TOO_SLOW, Grammars
+from engine.grammar_check import what_is_wrong
 from engine.grammar_mask import PIECE, GrammarMask, keep
 from engine.logits import logit_rules
 from engine.outcome import Finish, FinishReason
@@ -180,6 +182,54 @@ def test_preemption_changes_nothing() -> None:
     small = rig("grammar,ngram", num_blocks=20)
     assert tuple(map(tuple, small.serve(requests()))) == plainly()
     assert sum(r.preempted for r in small.observer.reports) > 0
+
+
+def ambiguous(count: int, prefix: str = "hello ") -> str:
+    """A small Lark grammar of which some masks take ages: it reads in `count` squared ways."""
+    ways = range(count)
+    rules = (f'r{i}: /[a-z ]/ r{i} | s "{i}" | "b{i}"' for i in ways)
+    head = f'start: "{prefix}" s\ns: "b" | ' + " | ".join(f"/[a-z ]/ r{i}" for i in ways)
+    return "\n".join([head, *rules])
+
+
+def test_a_grammar_that_is_too_slow_is_given_up_once_for_all() -> None:
+    """The first mask that takes too long is the last: neither this sequence nor another one of the
+    same grammar asks for one again."""
+    made = Grammars(byte_level(), VOCAB, (EOS,))
+    params = GrammarParams("lark", ambiguous(30))
+    ticks = iter([0.0, 0.01, 1.0, 1.05, 2.0, 9.0])
+    pace = made.pace(params)
+    assert pace is made.pace(params)
+    one, other = (GrammarMask(made.matcher(params), (EOS,), pace=pace) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.grammar_mask.time.thread_time", lambda: next(ticks))
+        assert any(edited(one))
+        assert any(edited(other))
+        assert any(edited(one))  # this one took seven seconds
+        assert not any(edited(one))
+        assert not any(edited(other))  # no more ticks are asked for
+    assert one.fault == other.fault == TOO_SLOW
+
+
+@pytest.mark.parametrize("count", [40, 400])
+def test_no_mask_takes_long_behind_a_cheap_beginning(count: int) -> None:
+    """Either the check before admission finds it out, or the limits for one token end it."""
+    made = Grammars(byte_level(), VOCAB, (EOS,))
+    params = GrammarParams("lark", ambiguous(count))
+    if what_is_wrong(made, params.kind, params.text):
+        return
+    rule = GrammarMask(made.matcher(params), (EOS,), pace=made.pace(params))
+    begun = time.process_time()
+    for token in byte_level().encode("hello my dear").ids:
+        rule.edit(torch.zeros(VOCAB))
+        rule.push(token)
+    assert time.process_time() - begun < 5
+
+
+def test_schemas_inside_lark_are_refused() -> None:
+    made = Grammars(byte_level(), VOCAB, (EOS,))
+    with pytest.raises(InvalidRequest, match="%json is not supported"):
+        made.matcher(GrammarParams("lark", 'start: %json {"type": "string"}'))
 
 
 def mask(case: str = "words", **limits: int) -> GrammarMask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from functools import cache
 from typing import Any
 
@@ -91,11 +92,55 @@ def test_too_loose_by_itself(schema: dict[str, Any], good: str, bad: str) -> Non
         ({"pattern": '[^"]|\x01'}, "no U\\+0001"),
         ({"pattern": r'[^"]|\x{1}'}, "no U\\+0001"),
         ({"patternProperties": {r'[^"]|\u0001': {}}}, "no U\\+0001"),
+        ({"pattern": "^[a[b]]$"}, "no classes of classes"),
+        ({"pattern": "[a-z&&[^b]]"}, "no classes of classes"),
+        ({"pattern": "[a-z--b]"}, "no classes of classes"),
+        ({"pattern": "[a~~b]"}, "no classes of classes"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"minProperties": 3, "required": ["a"], "patternProperties": {"x": {}}}, "minProperties"),
+        ({"$ref": "#/foo/properties", "foo": {"properties": {"type": "string"}}}, "no|not where"),
+        ({"$ref": "#/enum/0", "enum": [{"pattern": '[^"]'}]}, "not where a schema is"),
+        ({"$ref": "#/%65num/0", "enum": [{"pattern": '[^"]'}]}, "not where a schema is"),
+        ({"x-guidance": {"\ud800": 1}}, "half of a surrogate pair"),
+        ({"pattern": "\x01\ud800"}, "half of a surrogate pair"),
+        ({"$schema": "json-schema.org/draft-03/\udfff"}, "half of a surrogate pair"),
     ],
 )
 def test_refused_by_name(schema: dict[str, Any], cause: str) -> None:
     with pytest.raises(InvalidRequest, match=cause):
         comes(schema, "1")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "minProperties": 1},
+        {"type": "object", "minProperties": 2, "required": ["a"]},
+        {"minProperties": 2, "properties": {"a": {}, "b": {}}, "additionalProperties": False},
+    ],
+)
+def test_counts_that_no_key_can_spoil(schema: dict[str, Any]) -> None:
+    assert json.loads(sound(json.dumps(schema))) == schema
+
+
+def test_references_to_schemas_of_all_places() -> None:
+    schema = {
+        "$ref": "#/$defs/a~1b",
+        "$defs": {"a/b": {"items": {"$ref": "#/$defs/c%20d/anyOf/1"}}, "c d": {"anyOf": [{}, {}]}},
+        "x-own": {"deep": [{"type": "null"}, {"$ref": "#/x-own/deep/0"}, {"$ref": "#"}]},
+    }
+    assert json.loads(sound(json.dumps(schema))) == schema
+
+
+def test_true_is_any_value() -> None:
+    assert sound("true") == "{}"
+
+
+def test_a_long_pattern_takes_no_longer_than_its_length() -> None:
+    """Escapes that have no end were looked for to the end of all, each."""
+    begun = time.process_time()
+    sound(json.dumps({"$defs": {"a": {"pattern": r"\p{" * 16_000}}}))
+    assert time.process_time() - begun < 0.5
 
 
 def test_blanks_may_be_asked_for() -> None:
@@ -129,11 +174,11 @@ def test_patterns_are_those_of_the_texts_that_they_match(pieces: list[str], time
     ("pattern", "made"),
     [
         ("a[^b]c", r"a[[^b]--\x01]c"),
-        ("[0-9a][+--]", "[0-9a][+--]"),
+        ("[0-9a][+-]", "[0-9a][+-]"),
         ("[b\x05]", "[[b\x05]--\\x01]"),
         (r"\[[^\]]*\]", r"\[[[^\]]--\x01]*\]"),
         (r"[^]]|[]]", r"[[^]]--\x01]|[[]]--\x01]"),
-        (r"[a[^b]&&c]d", r"[[a[^b]&&c]--\x01]d"),
+        (r"[a\[&]d", r"[[a\[&]--\x01]d"),
         (r"\p{L}\PN\d", r"[\p{L}--\x01][\PN--\x01]\d"),
         ("", ""),
     ],

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from engine.outcome import Logprobs
 from engine.types import Drawn, Proposal, Verdict
-from engine.verify import UNUSABLE, verify
+from engine.verify import ERRORS, RULED_OUT, UNUSABLE, verify
 
-NAN = "no token can be drawn: logits are not numbers, or all are ruled out"
+NAN, NONE_LEFT = ERRORS[UNUSABLE], ERRORS[RULED_OUT]
 
 CASES = {
     "perfect": ((5, 6, 7), (5, 6, 7, 8), Verdict(3, 8)),
@@ -28,6 +28,8 @@ CASES = {
     "unusable after a hit": ((5, 6), (5, UNUSABLE, 7), Verdict(0, 5)),
     "unusable after all": ((5, 6), (5, 6, UNUSABLE), Verdict(1, 6)),
     "unusable without drafts": ((), (UNUSABLE,), Verdict(error=NAN)),
+    "ruled out at once": ((5, 6), (RULED_OUT, 6, 7), Verdict(error=NONE_LEFT)),
+    "ruled out after a hit": ((5, 6), (5, RULED_OUT, 7), Verdict(0, 5)),
     "failed": ((5, 6), "RuntimeError: no", Verdict(error="RuntimeError: no")),
     "failed without sampling": ((), "OSError: no", Verdict(error="OSError: no")),
 }

@@ -40,6 +40,7 @@ class Script:
     breaks: bool = False
     leaves: bool = False
     seed: int = 2**63 + 1
+    stop: str | None = None
 
 
 class WatchedHealth(health.aio.HealthServicer):  # type: ignore[misc]
@@ -163,6 +164,7 @@ def _finished(script: Script, reason: Any, tokens: int) -> pb.Finished:
             drafted=6, accepted=3, target_steps=2, by_source={"ngram": ngram}
         ),
         error=script.error,
+        stop=script.stop,
     )
 
 

@@ -53,7 +53,7 @@ partial = out.with_name(out.name + ".partial")
 shutil.rmtree(partial, ignore_errors=True)
 partial.mkdir(parents=True)
 (partial / "copy").write_bytes(source.read_bytes() if source.is_file() else b"directory")
-(partial / "draftwire.json").write_text(json.dumps({"format": 1}))
+(partial / "draftwire.json").write_text(json.dumps({"format": 2}))
 partial.rename(out)
 """
 

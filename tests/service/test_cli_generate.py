@@ -133,6 +133,13 @@ async def test_json_is_one_object_with_exactly_these_keys() -> None:
     }
 
 
+async def test_json_says_what_ended_it() -> None:
+    script = Script(reason=pb.FINISH_REASON_STOP, stop="END")
+    async with serve(FakeServer(lambda _: script)) as fake:
+        _, out, _ = await generate("x", "--target", fake.target, "--json")
+    assert json.loads(out)["stop"] == "END"
+
+
 @pytest.mark.parametrize("count", [0, 2])
 async def test_json_has_logprobs_if_asked_for(count: int) -> None:
     async with serve(FakeServer()) as fake:
@@ -289,6 +296,12 @@ async def test_wait_gives_up() -> None:
         ("x", "--timeout", "nan"),
         ("x", "--priority", "urgent"),
         ("x", "--frobnicate"),
+        ("x", "--logprobs", "2"),
+        ("x", "--prompt-logprobs", "0"),
+        ("x", "--text-offsets"),
+        ("x", "--json-schema", "/nowhere/schema.json"),
+        ("x", "--json-schema", "schema.json"),
+        ("x", "--grammar", "../nowhere.lark"),
         ("x", "y"),
         (),
     ],

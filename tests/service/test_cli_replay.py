@@ -16,6 +16,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from engine.outcome import FinishReason
 from service.cli.comparison import BY_ITSELF, difference, reruns
+from service.cli.replay import _opened
 from service.cli.session import Result
 from service.pb import draftwire_pb2 as pb
 from service.recorded import RecordedGeneration, RecordedSample, to_line
@@ -88,6 +89,20 @@ async def test_what_was_recorded_is_what_comes(model_dir: Path, tmp_path: Path) 
             },
             {"agrees": 1, "differs": 0, "failed": 0, "skipped": 0, "malformed": 0},
         ]
+
+
+async def test_a_file_that_grows_is_read_as_far_as_it_was(model_dir: Path, tmp_path: Path) -> None:
+    """As one does that the server records this very replay to."""
+    await record_some(model_dir, tmp_path / "records")
+    (file,) = (tmp_path / "records").glob("default/*")
+    lines = file.read_bytes().splitlines(keepends=True)
+    with _opened(str(file)) as found:
+        seen = []
+        for line in found:
+            seen.append(line)
+            with file.open("ab") as growing:
+                growing.write(line)
+    assert seen == lines
 
 
 Change = Callable[[RecordedSample], RecordedSample]

@@ -34,8 +34,9 @@ BAD: list[tuple[pb.Grammar, str, str]] = [
     (G(regex="x" * 65537), "grammar.regex", "over the limit of 65536"),
     (G(lark="ř" * 32769), "grammar.lark", "over the limit of 65536"),
     (G(json_schema="{"), "grammar.json_schema", "no JSON"),
-    (G(json_schema="[1]"), "grammar.json_schema", "no JSON object"),
-    (G(json_schema="true"), "grammar.json_schema", "no JSON object"),
+    (G(regex="[0-9"), "grammar.regex", "unclosed character class"),
+    (G(json_schema="[1]"), "grammar.json_schema", "neither a JSON object"),
+    (G(json_schema="false"), "grammar.json_schema", "neither a JSON object"),
     (G(json_schema='{"type": "nope"}'), "grammar.json_schema", "Invalid type"),
     (
         G(json_schema='{"type":"array","items":' * 3000 + "{}" + "}" * 3000),

