@@ -103,13 +103,13 @@ def _sample(sample: RecordedSample) -> dict[str, Any]:
         "text": sample.text,
         "finish_reason": sample.finish_reason,
         "matched": sample.matched,
-        "usage": _counts(sample.usage),
-        "speculation": _counts(sample.speculation),
+        "usage": plain(sample.usage),
+        "speculation": plain(sample.speculation),
     }
 
 
-def _counts(message: Message) -> dict[str, Any]:
-    """With its zeros, for people and programs that do not know the message."""
+def plain(message: Message) -> dict[str, Any]:
+    """A message under its proto names, zeros included, for who does not know it."""
     return MessageToDict(
         message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

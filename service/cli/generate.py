@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import grpc
 import typer
-from google.protobuf.json_format import MessageToDict
 
 from service.cli import session
 from service.cli.channel import connect
@@ -20,6 +19,7 @@ from service.cli.errors import describe, enum_name, from_rpc_error
 from service.cli.health import wait_serving
 from service.cli.request import build_params, parse_bias, text_or_file
 from service.pb import draftwire_pb2 as pb
+from service.recorded import plain
 
 INTERRUPTED = 130
 COMPLETE = {"STOP", "EOS", "LENGTH", "CONTEXT", "DEADLINE", "TIME_BUDGET"}
@@ -262,8 +262,8 @@ def summarise(result: session.Result) -> dict[str, Any]:
         "finish_reason": enum_name(pb.FinishReason, finished.reason).removeprefix("FINISH_REASON_"),
         **_matched(finished),
         "seed": (accepted.seed + result.index) % 2**64,
-        "usage": _plain(finished.usage),
-        "speculation": _plain(finished.speculation),
+        "usage": plain(finished.usage),
+        "speculation": plain(finished.speculation),
         "timings": {
             "queue_s": finished.timings.queue_s,
             "ttft_s": finished.timings.ttft_s if finished.timings.HasField("ttft_s") else None,
@@ -285,15 +285,8 @@ def _asked_for(result: session.Result) -> dict[str, Any]:
         found["prompt_text"] = result.prompt_text
     for name in ("prompt_token_ids", "prompt_logprobs", "logprobs", "text_offsets"):
         if values := getattr(result, name):
-            found[name] = [_plain(v) if isinstance(v, pb.TokenLogprobs) else v for v in values]
+            found[name] = [plain(v) if isinstance(v, pb.TokenLogprobs) else v for v in values]
     return found
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    """A message of numbers as a dict under its proto names, zeros included."""
-    return MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
 
 
 def _stdin() -> str:
