@@ -24,19 +24,37 @@ namespace {
 
 constexpr int SUPER = 256;  // inputs; what is widened at a time, too
 
+// What codes look like: in halves of bytes, in bytes, in groups of 16.
+enum { NIBBLES, BYTES, SHORT };
+
+constexpr int codes_of(int format) {
+    return format == Q4_0 || format == Q4_1 || format == Q4_K ? NIBBLES
+           : format == Q6_K                                   ? SHORT
+                                                              : BYTES;
+}
+
+template <int CODES>
+struct Codes {
+    static constexpr int group = CODES == SHORT ? 16 : 32;
+    static constexpr int bytes = CODES == NIBBLES ? 16 : 32;  // of two inputs
+    static V low(const uint8_t* at) { return CODES == NIBBLES ? low_nibbles(at) : from_bytes(at); }
+    static V high(const uint8_t* at) {
+        return CODES == NIBBLES ? high_nibbles(at) : from_bytes(at + 16);
+    }
+};
+
 template <int FORMAT>
 struct Kind {
     static constexpr bool super = FORMAT >= Q4_K;
-    static constexpr bool nibbles = FORMAT == Q4_0 || FORMAT == Q4_1 || FORMAT == Q4_K;
+    using C = Codes<codes_of(FORMAT)>;
     static constexpr int zero = FORMAT == Q4_0   ? 8
                                 : FORMAT == Q5_0 ? 16
                                 : FORMAT == Q8_0 ? 128
                                 : FORMAT == Q6_K ? 32
                                                  : 0;  // there are shifts
-    static constexpr int group = FORMAT == Q6_K ? 16 : 32;
-    static constexpr int code_bytes = nibbles ? 16 : 32;  // of two inputs
+    static constexpr int group = C::group;
     static constexpr int scale_bytes = (super ? 16 : 32) * (zero ? 1 : 2);
-    static constexpr int group_bytes = scale_bytes + group / 2 * code_bytes;
+    static constexpr int group_bytes = scale_bytes + group / 2 * C::bytes;
     static constexpr int super_bytes = super ? (zero ? 32 : 64) : 0;
 };
 
@@ -83,8 +101,6 @@ struct Groups {
         at += F::scale_bytes;
         return {{twice_low(own), twice_high(own)}, {twice_low(by), twice_high(by)}};
     }
-    V low() const { return F::nibbles ? low_nibbles(at) : from_bytes(at); }
-    V high() const { return F::nibbles ? high_nibbles(at) : from_bytes(at + 16); }
 };
 
 // `inputs` (at most SUPER) of a block from `at` on, as pairs of 16 columns.
@@ -98,30 +114,11 @@ inline void widen_piece(const uint8_t* at, int inputs, uint16_t* to) {
         for (int line = 0; line < F::group_bytes; line += 64)
             __builtin_prefetch(groups.at + F::group_bytes * (SUPER / F::group) + line, 0, 2);
         const Group g = groups.next();
-        for (int p = 0; p < F::group / 2; ++p, groups.at += F::code_bytes, to += 32)
-            store_pairs(to, fma(groups.low(), g.scale[0], g.shift[0]),
-                        fma(groups.high(), g.scale[1], g.shift[1]));
+        for (int p = 0; p < F::group / 2; ++p, groups.at += F::C::bytes, to += 32)
+            store_pairs(to, fma(F::C::low(groups.at), g.scale[0], g.shift[0]),
+                        fma(F::C::high(groups.at), g.scale[1], g.shift[1]));
     }
 }
-
-// What codes look like: in halves of bytes, in bytes, in groups of 16.
-enum { NIBBLES, BYTES, SHORT };
-
-constexpr int codes_of(int format) {
-    return format == Q4_0 || format == Q4_1 || format == Q4_K ? NIBBLES
-           : format == Q6_K                                   ? SHORT
-                                                              : BYTES;
-}
-
-template <int CODES>
-struct Codes {
-    static constexpr int group = CODES == SHORT ? 16 : 32;
-    static constexpr int bytes = CODES == NIBBLES ? 16 : 32;
-    static V low(const uint8_t* at) { return CODES == NIBBLES ? low_nibbles(at) : from_bytes(at); }
-    static V high(const uint8_t* at) {
-        return CODES == NIBBLES ? high_nibbles(at) : from_bytes(at + 16);
-    }
-};
 
 // A block of any format, group by group.
 struct Reader {
@@ -158,7 +155,7 @@ struct Reader {
         for (int line = 0; line < F::group_bytes; line += 64)
             __builtin_prefetch(groups.at + 2048 + line);
         group = groups.next();
-        at = groups.at + F::group / 2 * F::code_bytes;
+        at = groups.at + F::group / 2 * F::C::bytes;
         return groups.at;
     }
 };
