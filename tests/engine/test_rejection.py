@@ -278,16 +278,16 @@ def test_rows_that_nothing_can_be_drawn_from() -> None:
     bad = torch.tensor([[torch.nan, 0.0], [-torch.inf, -torch.inf], [0.0, torch.inf], [0.0, 0.0]])
     columns = (torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64))
     draws = Draws(columns[0], columns[1], columns[0], columns[0] * 0, columns[1], columns[1])
-    feeds = [Feed((1,), 0, [0], 1, PLAIN) for _ in range(3)] + [Feed((1,), 0, [0], 1, PLAIN)]
+    feeds = [Feed((1,), 0, [0], 1, PLAIN) for _ in bad]
     ids, _ = Rejection().draw(feeds, bad, draws)
     assert ids[:3] == [-1, -1, -1]
     assert ids[3] in (0, 1)
 
 
 @pytest.mark.parametrize("context", range(VOCAB))
-def test_how_often_drafts_are_accepted(context: int, patch: Patch) -> None:
+def test_how_often_drafts_are_accepted(context: int, monkeypatch: Patch) -> None:
     """Rejection: 1 - TV, the most there is. Coupled: at least (1 - TV) / (1 + TV)."""
-    patch.setattr("tests.engine.tabled.PROMPT", (context,))
+    monkeypatch.setattr("tests.engine.tabled.PROMPT", (context,))
     apart = float(total_variation(law_of(TARGET, PLAIN)[context], law_of(DRAFT, PLAIN)[context]))
     coupled = Coupled(load_ops("cpu").sample_rows)
     rates = []
@@ -305,11 +305,6 @@ def test_how_often_drafts_are_accepted(context: int, patch: Patch) -> None:
     rejection, shared = rates
     assert rejection == pytest.approx(1 - apart, abs=0.03)
     assert (1 - apart) / (1 + apart) - 0.03 < shared < 1 - apart + 0.03
-
-
-@pytest.fixture
-def patch(monkeypatch: Patch) -> Patch:
-    return monkeypatch
 
 
 # ---- slips, made on purpose ------------------------------------------------------------------
@@ -433,8 +428,8 @@ MUTANTS: dict[Callable[[Patch], None], SamplingParams] = {
 
 
 @pytest.mark.parametrize("slip", MUTANTS, ids=lambda slip: slip.__name__)
-def test_every_slip_is_seen(slip: Callable[[Patch], None], patch: Patch) -> None:
-    slip(patch)
+def test_every_slip_is_seen(slip: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    slip(monkeypatch)
     grammar = slip is drops_a_draft_that_the_grammar_forbids  # the faintest
     sampling = MUTANTS[slip]
     served = rejected(12_000 if grammar else 5_000, sampling, grammar=grammar)
