@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from engine.errors import ConfigError
 
@@ -14,8 +15,10 @@ KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
 class EngineConfig:
     """How the engine runs. Sizes are in tokens (rows) unless the name says otherwise.
 
-    `draft_rows`: drafts are spent only while a step has at most this many rows, and only as far as
-    rows are found to be cheap on this machine (`engine.row_cost`).
+    `draft_rows`: drafts are spent only while a step has at most this many rows that are drawn from,
+    and only where they pay (`engine.draft_choice`).
+    `step_ms`: a step takes no longer where it has a choice, which is how long the first in line may
+    have to wait; 0: as long as it takes.
     `weights`: auto, as `dtype` says; native, the blocks of the GGUF file that the model was made
     of, with the same bits; q4 or q8, quantised when it is loaded.
     `kv_dtype` is that of the model ("auto" or by name), or int8 with a scale per head and token.
@@ -32,10 +35,11 @@ class EngineConfig:
     model: str = "smollm2-135m"
     model_name: str = ""
     draft: str = "auto"
-    max_draft_tokens: int = 6
+    max_draft_tokens: int = 8
     max_seqs: int = 64
     max_step_rows: int = 256
-    draft_rows: int = 16
+    draft_rows: int = 128
+    step_ms: int = 100
     kv_cache_mib: int = 1024
     block_size: int = 16
     prefix_cache: bool = True
@@ -56,6 +60,7 @@ class EngineConfig:
             (1 <= self.max_step_rows <= 65536, "max_step_rows must be in 1..65536"),
             (self.max_step_rows >= self.max_seqs, "max_step_rows must be at least max_seqs"),
             (self.draft_rows >= 0, "draft_rows must not be negative"),
+            (self.step_ms >= 0, "step_ms must not be negative"),
             (self.kv_cache_mib >= 1, "kv_cache_mib must be positive"),
             (self.block_size == 16, "block_size must be 16"),
             (self.dtype in ("auto", "bfloat16", "float32"), f"unknown dtype {self.dtype!r}"),
@@ -76,3 +81,8 @@ class EngineConfig:
         for ok, message in checks:
             if not ok:
                 raise ConfigError(message)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step may take."""
+        return self.step_ms / 1000 or inf

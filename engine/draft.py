@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Protocol
 
-from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
+from engine.types import Proposal, StepPlan, Verdict, Work
 
 
 class DraftSource(Protocol):
@@ -67,36 +66,3 @@ def allowed(work: Work, source: str) -> bool:
     """Whether this request lets `source` draft for it."""
     sources = work.seq.request.speculation.sources
     return not sources or source in sources
-
-
-class Composite:
-    """Several sources in order of preference: the first that has a guess for a sequence wins."""
-
-    name = "composite"
-
-    def __init__(self, sources: Seq[DraftSource]) -> None:
-        self.sources = tuple(sources)
-
-    @property
-    def errors(self) -> int:
-        return sum(source.errors for source in self.sources)
-
-    def propose(self, plan: StepPlan) -> list[Proposal]:
-        proposals = [NO_PROPOSAL] * len(plan.work)
-        for source in self.sources:
-            name = source.name
-            work = tuple(
-                w if not p.tokens and allowed(w, name) else w.capped(0)
-                for w, p in zip(plan.work, proposals, strict=True)
-            )
-            guesses = source.propose(replace(plan, work=work))
-            proposals = [p if p.tokens else g for p, g in zip(proposals, guesses, strict=True)]
-        return proposals
-
-    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
-        for source in self.sources:
-            source.observe(plan, proposals, verdicts)
-
-    def forget(self, request_id: str) -> None:
-        for source in self.sources:
-            source.forget(request_id)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 
-SIZES = (5, 3, 2, 1)
+SIZES = (8, 5, 3, 2, 1)
 TOKEN_BITS = 32
 
 
@@ -33,8 +33,8 @@ class NgramDraft:
             index = self._indexes.get(work.seq.request.id)
             if index is None:
                 index = self._indexes[work.seq.request.id] = NgramIndex(self._sizes)
-            guess = index.continuation(work.seq.tokens, work.draft_cap)
-            proposals.append(Proposal(guess, self.name) if guess else NO_PROPOSAL)
+            guess, grade = index.continuation(work.seq.tokens, work.draft_cap)
+            proposals.append(Proposal(guess, self.name, None, grade) if guess else NO_PROPOSAL)
         return proposals
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
@@ -53,18 +53,20 @@ class NgramIndex:
     def __init__(self, sizes: tuple[int, ...]) -> None:
         longest = max(sizes, default=0)
         self._grams = [(n, _ones(n), dict[int, int]()) for n in sizes]
+        self._by_length = list(zip(reversed(range(len(sizes))), self._grams, strict=True))
         self._window, self._mask = 0, _ones(longest)  # the last ids as a number
         self._read = 0
 
-    def continuation(self, tokens: Seq[int], limit: int) -> tuple[int, ...]:
-        """At most `limit` tokens that followed the longest, latest match; empty if none."""
+    def continuation(self, tokens: Seq[int], limit: int) -> tuple[tuple[int, ...], int]:
+        """At most `limit` tokens that followed the longest, latest match, and how many shorter
+        sizes there are than that of the match; no tokens if there is none."""
         self._read_up_to(tokens)
         window = self._window
-        for size, mask, follows in self._grams:
+        for shorter, (size, mask, follows) in self._by_length:
             at = follows.get(window & mask)
             if at is not None and size <= len(tokens):
-                return _copy_from(tokens, at, limit)
-        return ()
+                return _copy_from(tokens, at, limit), shorter
+        return (), 0
 
     def _read_up_to(self, tokens: Seq[int]) -> None:
         """Index every n-gram that has a token after it."""

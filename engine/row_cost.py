@@ -1,60 +1,98 @@
-"""What rows cost on this machine, measured when the engine starts: how far drafts can pay."""
+"""Measures what a pass costs on this machine, when an engine first starts over a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator
 
 from engine.request import SamplingParams
+from engine.step_costs import CostTable
 from engine.types import Feed, Model
 
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-REPETITIONS = 5
-# A step of drafts gets one or two tokens further: where its rows cost more than that is worth, load
-# decides against it, and a draft that is refused has cost time that others waited for.
-CHEAP = 1.6
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+REPETITIONS = 3
+# A size whose first pass takes longer is measured no more, one that takes half as long only once,
+# and all larger ones are reckoned from the two before.
+LONG_S = 0.25
+# Sequences, positions of context and rows of each for what context costs.
+TOGETHER, CONTEXT, MANY = 8, 512, 5
 
 
-@dataclass(frozen=True, slots=True)
-class RowCosts:
-    """Seconds of a step by rows, ascending; at least of one row."""
-
-    seconds: dict[int, float]
-
-    def cheap_rows(self, most: int) -> int:
-        """As many rows as a step may have and still cost about one of a single row."""
-        cheap = 1
-        for rows, seconds in self.seconds.items():
-            if seconds > CHEAP * self.seconds[1]:
-                break
-            cheap = rows
-        return min(cheap, most)
-
-    def at_most(self, rows: int) -> float:
-        """Seconds that a step of so many rows hardly exceeds: beyond what was measured, as many
-        times what the most rows took as they are contained."""
-        most = max(self.seconds)
-        return max(self.seconds.values()) * max(1.0, rows / most)
-
-    def worth(self, drafts: int) -> float:
-        """Tokens by which a step with so many drafted rows must get further to cost no more per
-        token. Between two sizes the larger counts."""
-        rows = next((r for r in self.seconds if r > drafts), max(self.seconds))
-        return max(0.0, self.seconds[rows] / self.seconds[1] - 1)
-
-
-def row_costs(
+def measure_costs(
     model: Model, num_blocks: int, block_size: int, clock: Callable[[], float]
-) -> RowCosts:
-    """Of one sequence that begins, as far as the pool reaches: the least of several runs of each
-    size, taken in turns. Overwrites the KV pool."""
-    sizes = [size for size in SIZES if size <= num_blocks * block_size]
-    least = dict.fromkeys(sizes, float("inf"))
-    for _ in range(REPETITIONS):
-        for size in sizes:
-            blocks = range(-(-size // block_size))
-            feed = Feed((0,) * size, 0, blocks, size, SamplingParams(0.0))
-            start = clock()
-            model.run([feed])
-            least[size] = min(least[size], clock() - start)
-    return RowCosts(least)
+) -> CostTable:
+    """As far as the pool reaches: the least of several passes of each size, taken in turns.
+    Overwrites the KV pool."""
+
+    def run(feeds: list[Feed]) -> float:
+        start = clock()
+        model.run(feeds)
+        return clock() - start
+
+    def fresh(rows: int) -> list[Feed]:
+        return _feeds(1, 0, rows, block_size)
+
+    least: dict[int, float] = {}
+    for size in (s for s in SIZES if s <= num_blocks * block_size):
+        least[size] = run(fresh(size))
+        if least[size] > LONG_S and len(least) > 1:
+            break
+    for size in [s for _ in range(REPETITIONS - 1) for s, t in least.items() if t < LONG_S / 2]:
+        least[size] = min(least[size], run(fresh(size)))
+    sequences = min(TOGETHER, num_blocks * block_size // (CONTEXT + MANY + block_size))
+    if sequences < 1 or least[1] > LONG_S / 2:
+        return CostTable(tuple(least.items()))
+
+    def more(rows: int) -> float:
+        """Seconds that CONTEXT positions take, over next to none, for each sequence and one."""
+        pairs = [
+            (
+                run(_feeds(sequences, CONTEXT, rows, block_size)),
+                run(_feeds(sequences, 0, rows, block_size)),
+            )
+            for _ in range(REPETITIONS)
+        ]
+        far, near = min(far for far, _ in pairs), min(near for _, near in pairs)
+        return max(0.0, far - near) / (sequences * CONTEXT)
+
+    one = more(1)
+    return CostTable(tuple(least.items()), one, max(0.0, more(MANY) - one) / (MANY - 1))
+
+
+def _feeds(sequences: int, context: int, rows: int, block_size: int) -> list[Feed]:
+    each = -(-(context + rows) // block_size)
+    return [
+        Feed(
+            (0,) * rows,
+            context,
+            range(i * each, (i + 1) * each),
+            rows,
+            SamplingParams(0.0),
+        )
+        for i in range(sequences)
+    ]
+
+
+def to_text(table: CostTable) -> str:
+    """For `engine.remembered`."""
+    return json.dumps([table.seconds, table.per_position, table.per_score])
+
+
+def from_text(text: str) -> CostTable:
+    """What `to_text` wrote. Raises ValueError for anything else."""
+    try:
+        seconds, per_position, per_score = json.loads(text)
+        table = CostTable(tuple(_pairs(seconds)), float(per_position), float(per_score))
+    except TypeError as error:
+        raise ValueError(f"not a table of costs: {error}") from error
+    rows = [r for r, _ in table.seconds]
+    if not rows or rows[0] != 1 or rows != sorted(set(rows)) or min(table.seconds)[1] <= 0:
+        raise ValueError("not a table of costs")
+    return table
+
+
+def _pairs(seconds: list[list[float]]) -> Iterator[tuple[int, float]]:
+    for rows, taken in seconds:
+        if not taken > 0:
+            raise ValueError("a pass took no time")
+        yield int(rows), float(taken)

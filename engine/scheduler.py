@@ -11,7 +11,7 @@ order always gets on.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +28,10 @@ from engine.request import Request
 from engine.rows import share_rows
 from engine.samples import Samples
 from engine.types import LogitRules, Proposal, Sequence, StepPlan, TextStream, Verdict, Work
+
+# Rows that a step may have to end within so many seconds, by the positions of context it has, the
+# rows of sequences that decode, and the most there may be (`engine.step_costs`).
+RowsWithin = Callable[[float, int, int, int], int]
 
 
 class Scheduler:
@@ -46,8 +50,10 @@ class Scheduler:
         texts: Callable[[Request], TextStream],
         context_limit: int,
         rules: Callable[[Request], LogitRules | None] = lambda request: None,
+        rows_within: RowsWithin = lambda seconds, context, decoding, most: most,
     ) -> None:
         self._rules = rules
+        self._rows_within = rows_within
         self._config = config
         self._prefixes = prefixes
         self._samples = Samples(pool, prefixes)
@@ -126,7 +132,7 @@ class Scheduler:
         hits = self._admissible()
         needs = {s: s.goal - s.computed for s in self.running}
         needs |= {s: s.goal - hit.tokens for s, hit in hits.items()}
-        shares = share_rows(needs, self._config.max_step_rows, self._policy.rank)
+        shares = share_rows(needs, self._row_budget(needs), self._policy.rank)
         begun = [s for s in hits if shares[s] or not needs[s]]
         for seq in begun:
             self._admit(seq, hits[seq], now)
@@ -150,6 +156,15 @@ class Scheduler:
             looked_up=sum(hits[s].looked_up for s in begun),
             found=sum(hits[s].tokens for s in begun),
         )
+
+    def _row_budget(self, needs: Mapping[Sequence, int]) -> int:
+        """Rows of the step, drafts aside."""
+        most = self._config.max_step_rows
+        if sum(needs.values()) <= len(needs):  # nobody has a prompt to get on with
+            return most
+        context = sum(s.computed for s in needs)
+        decoding = sum(need <= 1 for need in needs.values())
+        return self._rows_within(self._config.step_s, context, decoding, most)
 
     def _admissible(self) -> dict[Sequence, Hit]:
         """Who waits, first to serve first, as far as there are seats and blocks for all they hold,

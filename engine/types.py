@@ -184,12 +184,14 @@ class Proposal:
 
     `probs`: what each was drawn from, a (vocabulary,) tensor; None: it was no matter of chance.
     Only rejection sampling asks (`engine.rejection`). Whether a token is among `tokens` must then
-    not depend on what it is.
+    not depend on what it is. `grade`: how much the guess rests on, 0 for the least, in grades of
+    the source's own; guesses of one grade are taken to be equally good (`engine.acceptance`).
     """
 
     tokens: tuple[int, ...] = ()
     source: str = ""
     probs: Any = None
+    grade: int = 0
 
 
 NO_PROPOSAL = Proposal()

@@ -35,6 +35,7 @@ ENGINE_SETTINGS = (
     "max_seqs",
     "max_step_rows",
     "draft_rows",
+    "step_ms",
     "kv_cache_mib",
     "prefix_cache",
     "dtype",
@@ -74,7 +75,10 @@ class ServeSettings(BaseSettings):
     max_seqs: int = Field(_ENGINE.max_seqs, description="Most sequences computed at a time.")
     max_step_rows: int = Field(_ENGINE.max_step_rows, description="Most tokens fed in one step.")
     draft_rows: int = Field(
-        _ENGINE.draft_rows, description="Drafts are spent while rows are cheap, and up to so many."
+        _ENGINE.draft_rows, description="Drafts are spent where they pay, and up to so many rows."
+    )
+    step_ms: int = Field(
+        _ENGINE.step_ms, description="A step shall take no longer, drafts and prompts included."
     )
     kv_cache_mib: int = Field(
         _ENGINE.kv_cache_mib, description="Memory for KV, target and draft together, in MiB."

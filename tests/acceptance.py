@@ -25,12 +25,14 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from engine.build import Built, assemble, draft_sources, load_models
+from engine.build import Built, assemble
 from engine.config import EngineConfig
+from engine.drafting import draft_choice
+from engine.pooled import load_models
 from engine.request import Request, SamplingParams, StopParams
-from engine.row_cost import RowCosts
 from engine.specs import resolve_models
 from service.models import resolve
+from tests.costless import costless
 
 VERIFICATIONS = ("coupled", "rejection")
 
@@ -124,9 +126,9 @@ def main() -> None:
     for verification in VERIFICATIONS:
         own = resolve_models(replace(config, verification=verification), resolve)
         # Whether drafts pay on this machine is another question.
-        models = replace(load_models(own, time.monotonic), costs=RowCosts({1: 1.0, 65536: 1.0}))
-        sources = draft_sources(own, models, time.monotonic)
-        built = assemble(own, models, sources, time.monotonic)
+        models = costless(load_models(own, time.monotonic))
+        draft = draft_choice(own, models, time.monotonic)
+        built = assemble(own, models, draft, time.monotonic)
         rows += [
             measure(built, verification, temperature, args)
             for temperature in args.temperature or (0.4, 0.8, 1.0)

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from engine.build import load_models
 from engine.config import EngineConfig
+from engine.pooled import load_models
 from engine.request import SamplingParams
 from engine.runner import PagedModel
 from engine.types import Feed

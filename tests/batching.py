@@ -33,7 +33,7 @@ from engine.config import EngineConfig
 from engine.request import Request
 from loadtest.statistics import spread
 from service.models import resolve
-from tests.streams import Streams, requests
+from tests.streams import Streams, prompts, requests
 from tests.switchback import parse
 
 
@@ -106,10 +106,10 @@ def main() -> None:
     )
     clock = time.monotonic
     static = Streams(build(config, clock).engine, iter(()), args.streams)
-    source = requests(tokenizer, lengths, 1, clock)
+    source = requests(prompts("humaneval", tokenizer, 1), lengths, 1, clock)
     continuous = Streams(build(config, clock).engine, source, args.streams)
     take_tokens(continuous, args.streams * sum(lengths) // 2, time.perf_counter)
-    waves = requests(tokenizer, lengths, 2, clock)
+    waves = requests(prompts("humaneval", tokenizer, 2), lengths, 2, clock)
     rounds = [
         take_round(list(islice(waves, args.streams)), static, continuous, time.perf_counter)
         for _ in range(args.rounds)

@@ -29,8 +29,7 @@ from tokenizers import Tokenizer
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.draft import Composite
-from engine.draft_gate import GatedDraft
+from engine.draft_choice import DraftChoice
 from engine.draft_guard import GuardedDraft
 from engine.draft_ngram import NgramDraft
 from engine.host import LastReport
@@ -40,6 +39,7 @@ from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.request import Request, SamplingParams, StopParams
 from engine.scheduler import Scheduler
+from engine.step_costs import FREE, StepCosts
 from engine.text import Detokenizer, StopStrings
 from engine.types import Drawn, Feed
 
@@ -92,12 +92,12 @@ class Bench:
             ),
             8192,
         )
-        ngram = GuardedDraft(GatedDraft(NgramDraft(), 0.06, 8), 49152)
+        ngram = GuardedDraft(NgramDraft(), 49152)
         self.reports = LastReport()
         self.engine = Engine(
             self.scheduler,
             Recited(texts),
-            Composite([ngram] if drafts else []),
+            DraftChoice([ngram] if drafts else [], costs=StepCosts(FREE)),
             lambda pairs: None,
             time.perf_counter,
             self.reports,

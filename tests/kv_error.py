@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.build import load_models
 from engine.config import EngineConfig
 from engine.model_input import ModelInput
+from engine.pooled import load_models
 from engine.request import SamplingParams
 from engine.types import Feed
 

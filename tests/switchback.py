@@ -29,9 +29,10 @@ from tokenizers import Tokenizer
 
 from engine.build import build
 from engine.config import EngineConfig
+from engine.request import SamplingParams
 from loadtest.statistics import Interval, ratio_of_rates
 from service.models import resolve
-from tests.streams import Streams, requests
+from tests.streams import Streams, prompts, requests
 
 WARM_BLOCKS = 2
 BOOLS = {"true": True, "false": False}
@@ -188,7 +189,10 @@ def main() -> None:
     def make(config: EngineConfig) -> Steps:
         engine = build(config, time.monotonic).engine
         lengths = (args.max_tokens // 2, args.max_tokens * 3 // 2)
-        return Streams(engine, requests(tokenizer, lengths, 0, time.monotonic), args.streams)
+        texts = prompts(args.prompts, tokenizer, 0)
+        sampling = SamplingParams(args.temperature)
+        source = requests(texts, lengths, 0, time.monotonic, sampling)
+        return Streams(engine, source, args.streams)
 
     a, b = NAMED[args.name] if args.name else (parse(args.a), parse(args.b))
     base = replace(
@@ -203,7 +207,8 @@ def main() -> None:
         shown.add_row(measure, f"{interval.ratio:.4f}", f"{interval.low:.4f} - {interval.high:.4f}")
     Console().print(shown)
     ratios = {measure: asdict(interval) for measure, interval in found.items()}
-    print(json.dumps({"a": a, "b": b, "streams": args.streams, "pairs": pairs, "ratios": ratios}))
+    measured = {"a": a, "b": b, "streams": args.streams, "prompts": args.prompts}
+    print(json.dumps({**measured, "pairs": pairs, "ratios": ratios}))
 
 
 def _arguments() -> argparse.Namespace:
@@ -216,6 +221,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--both", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompts", default="humaneval", help="or random, or a file of JSON lines")
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=128, help="on average")
     parser.add_argument("--steps", type=int, default=50, help="of a block")
     parser.add_argument("--seconds", type=float, default=180.0, help="in all")

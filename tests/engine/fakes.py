@@ -9,7 +9,8 @@ from collections.abc import Sequence as Seq
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.draft import Composite, DraftSource
+from engine.draft import DraftSource
+from engine.draft_choice import DraftChoice, Priced
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
@@ -18,7 +19,8 @@ from engine.outcome import Finish, Logprobs, TokenChunk
 from engine.policy import ClassArrival, Policy
 from engine.prefix import NoPrefixCache, PrefixCache
 from engine.request import OutputParams, Request, SamplingParams, SpeculationParams, StopParams
-from engine.scheduler import Scheduler
+from engine.scheduler import RowsWithin, Scheduler
+from engine.step_costs import FREE, StepCosts
 from engine.text import StopStrings
 from engine.types import (
     NO_PROPOSAL,
@@ -31,6 +33,7 @@ from engine.types import (
     Verdict,
     Work,
 )
+from tests.costless import NOTHING
 
 VOCAB = 7
 EOS = 0
@@ -203,6 +206,16 @@ class WrongDraft(JunkDraft):
         return ((right + 1) % VOCAB,) * work.draft_cap
 
 
+def choice(sources: Seq[DraftSource]) -> DraftChoice:
+    """Between sources whose drafts cost nothing, so that each is verified."""
+    models = [s for s in sources if isinstance(s, ModelDraft)]
+    return DraftChoice(
+        [s for s in sources if not isinstance(s, ModelDraft)],
+        [Priced(s, StepCosts(NOTHING)) for s in models],
+        costs=StepCosts(FREE),
+    )
+
+
 class Rig:
     """An engine over hash models, small enough to look into.
 
@@ -226,6 +239,7 @@ class Rig:
         max_draft_tokens: int = 4,
         max_seqs: int = 8,
         max_step_rows: int = 24,
+        rows_within: RowsWithin | None = None,
     ) -> None:
         self.config = EngineConfig(
             max_draft_tokens=max_draft_tokens,
@@ -241,8 +255,9 @@ class Rig:
         self.draft = source or self._source(draft, rng or random.Random(0), context_limit)
         self.policy = ClassArrival() if policy is None else policy
         self.prefixes = PrefixCache(self.pool, b"key") if prefix_cache else NoPrefixCache()
+        limits = {} if rows_within is None else {"rows_within": rows_within}
         self.scheduler = Scheduler(
-            self.config, self.pool, self.prefixes, self.policy, texts, context_limit
+            self.config, self.pool, self.prefixes, self.policy, texts, context_limit, **limits
         )
         self.engine = Engine(
             self.scheduler,
@@ -261,7 +276,7 @@ class Rig:
             self.models.append(self.draft_model)
             return ModelDraft(self.draft_model, self.config.max_step_rows, context_limit)
 
-        makers: dict[str, Callable[[], list[DraftSource]]] = {
+        makers: dict[str, Callable[[], Seq[DraftSource]]] = {
             "none": list,
             "ngram": lambda: [NgramDraft()],
             "model": lambda: [model(often_right)],
@@ -271,7 +286,7 @@ class Rig:
             "ngram,model": lambda: [NgramDraft(), model(often_right)],
             "junk,perfect": lambda: [JunkDraft(rng), model(hash_next)],
         }
-        return Composite(makers[kind]())
+        return choice(makers[kind]())
 
     def _copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
         self.copies += len(pairs)

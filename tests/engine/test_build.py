@@ -11,12 +11,17 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from engine import build as building
-from engine.build import Built, build
+from engine import pooled as building
+from engine.build import Built, assemble, build
+from engine.config import EngineConfig
+from engine.drafting import draft_choice
 from engine.errors import ConfigError, ModelError
 from engine.network import make_network
+from engine.observer import EngineObserver
+from engine.pooled import load_models
 from engine.runner import Network
 from kernels.ops import Ops
+from tests.costless import costless
 from tests.engine import children
 from tests.engine.children import PROMPTS, config_of, write_model
 from tests.engine.fakes import RecordingObserver
@@ -45,13 +50,31 @@ def outputs(built: Built) -> list[list[int]]:
     return out
 
 
+def drafting(config: EngineConfig, observer: EngineObserver) -> Built:
+    """As `build` does it, but that drafts are taken to cost nothing."""
+    models = costless(load_models(config, time.monotonic))
+    draft = draft_choice(config, models, time.monotonic)
+    return assemble(config, models, draft, time.monotonic, observer)
+
+
 def test_with_a_draft_model(model: Path, reference: list[list[int]]) -> None:
     observer = RecordingObserver()
-    built = build(config_of(model, draft=f"model:{model}"), time.monotonic, observer)
+    built = drafting(config_of(model, draft=f"model:{model}"), observer)
     assert built.info.draft_sources == ("grammar", "model")
     assert outputs(built) == reference
     drafted = sum(r.drafted for r in observer.reports)
     assert drafted == sum(r.accepted for r in observer.reports) > 20
+
+
+def test_a_draft_that_costs_as_much_as_the_target_is_hardly_used(
+    model: Path, reference: list[list[int]]
+) -> None:
+    """By default; however good it is."""
+    observer = RecordingObserver()
+    built = build(config_of(model, draft=f"model:{model}"), time.monotonic, observer)
+    assert outputs(built) == reference
+    steps = len(observer.reports)
+    assert sum(r.drafted for r in observer.reports) < steps / 4
 
 
 def test_with_a_draft_of_other_padding(
@@ -60,7 +83,7 @@ def test_with_a_draft_of_other_padding(
     """Same tokenizer, other number of embedding rows: fine. What it drafts is in both."""
     write_model(tmp_path, seed=1, rows=421)
     observer = RecordingObserver()
-    built = build(config_of(model, draft=f"ngram,model:{tmp_path}"), time.monotonic, observer)
+    built = drafting(config_of(model, draft=f"ngram,model:{tmp_path}"), observer)
     assert outputs(built) == reference
     assert sum(r.drafted for r in observer.reports) > 20
     assert max(r.draft_errors for r in observer.reports) == 0
@@ -85,7 +108,7 @@ def test_memory_for_the_target_alone_is_not_enough(
 ) -> None:
     """The message says how much both need, and how much there may be."""
     per_token = building.KVShape(300, 8, 128, torch.float32)
-    monkeypatch.setattr(building, "_shape", lambda loaded, kv_dtype: per_token)
+    monkeypatch.setattr(building, "kv_shape", lambda loaded, kv_dtype: per_token)
     need = 2 * 16 * per_token.bytes_per_token
     with pytest.raises(ConfigError, match=f"need {need} bytes.* {50 << 20} are allowed"):
         build(config_of(model, draft=f"model:{model}", kv_cache_mib=50), time.monotonic)

@@ -6,10 +6,8 @@ import random
 
 import pytest
 
-from engine.draft import Composite
-from engine.draft_gate import GatedDraft
 from engine.outcome import FinishReason
-from tests.engine.fakes import VOCAB, Rig, WrongDraft, reference
+from tests.engine.fakes import VOCAB, Rig, reference
 
 DRAFTS = ["none", "perfect", "junk", "ngram,model"]
 
@@ -176,11 +174,10 @@ def test_of_what_is_not_there_is_no_matter() -> None:
 
 def test_nothing_is_kept_of_who_was_cancelled_during_the_pass() -> None:
     """The source sees the verdict after it was told to forget."""
-    gate = GatedDraft(WrongDraft(random.Random(0)), 0.5, 8)
-    rig = Rig(source=Composite([gate]))
+    rig = Rig(draft="wrong")
     for number in range(20):
         rig.submit(str(number), prompt_of(random.Random(number), 10), 50, ignore_eos=True)
         for _ in range(4):
             rig.step()
         rig.step(lambda own=str(number): rig.engine.cancel(own))
-    assert gate._records == {}
+    assert rig.draft._acceptance._own == {}

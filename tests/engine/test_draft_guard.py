@@ -13,6 +13,7 @@ from engine.draft import DraftWrapper
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_time import TimedDraft
+from engine.draft_watch import WatchedDraft
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 from tests.engine.fakes import (
     VOCAB,
@@ -225,3 +226,54 @@ def test_a_slow_draft_model_changes_nothing_and_is_used_again() -> None:
         assert rig.tokens(str(i)) == reference([1 + i, 2, 3], 60, stop_ids=frozenset())
     drafted, accepted = rig.totals()
     assert drafted == accepted > 60
+
+
+def test_acceptance_that_collapses_is_a_fault_like_others() -> None:
+    """It counts, the source is left alone, and tried again; one accepted draft, and all is well."""
+    accepted = 1
+    guard = GuardedDraft(WatchedDraft(Script(lambda n: "ok"), 20), VOCAB, patience=3, rest=50)
+
+    def asked(steps: int) -> int:
+        count = 0
+        for _ in range(steps):
+            proposals = guard.propose(STEP)
+            count += bool(proposals[0].tokens)
+            guard.observe(STEP, proposals, [Verdict(accepted, 1), Verdict(0, 1)])
+        return count
+
+    assert (asked(100), guard.errors) == (100, 0)
+    accepted = 0
+    assert (asked(19), guard.errors) == (19, 0)
+    assert (asked(50), guard.errors) == (3, 3)
+    assert (asked(4), guard.errors) == (1, 4)  # one trial, and twice the rest
+    accepted = 1
+    assert asked(200) == 100
+    assert guard.errors == 4
+
+
+def test_steps_without_its_drafts_say_nothing_of_a_source() -> None:
+    watched = WatchedDraft(Script(lambda n: "ok"), 2)
+    for _ in range(5):
+        watched.observe(STEP, [Proposal((1,), "other"), NO_PROPOSAL], VERDICTS)
+        watched.observe(STEP, [Proposal((1,), "script"), NO_PROPOSAL], [Verdict(error="x")] * 2)
+    watched.observe(STEP, [Proposal((1,), "script"), NO_PROPOSAL], [Verdict(0, 1)] * 2)
+    with pytest.raises(RuntimeError, match="2 proposals of script"):
+        watched.observe(STEP, [Proposal((1,), "script"), NO_PROPOSAL], [Verdict(0, 1)] * 2)
+
+
+def test_a_draft_cache_that_is_spoilt_is_noticed() -> None:
+    """Nothing in the output tells; its drafts are no longer right."""
+    model = HashModel(hash_next, 64)
+    watched = WatchedDraft(ModelDraft(model, 64, 10_000), 30)
+    guard = GuardedDraft(watched, VOCAB)
+    rig = Rig(source=guard, num_blocks=64)
+    wrong = HashModel(lambda tokens, sampling: (hash_next(tokens, sampling) + 1) % VOCAB, 64)
+    rig.submit("a", [1, 2, 3], 60, ignore_eos=True)
+    rig.drain()
+    assert guard.errors == 0
+    model.run = wrong.run  # type: ignore[method-assign]
+    rig.submit("b", [1, 2, 3], 200, ignore_eos=True)
+    rig.drain()
+    assert 3 <= guard.errors <= 9
+    assert rig.tokens("b") == reference([1, 2, 3], 200, stop_ids=frozenset())
+    assert rig.finish("b").target_steps > 100

@@ -9,10 +9,9 @@ import random
 
 import pytest
 
-from engine.draft import Composite
 from engine.draft_model import ModelDraft
 from engine.request import SamplingParams, SpeculationParams
-from tests.engine.fakes import VOCAB, HashModel, Rig, hash_next, reference
+from tests.engine.fakes import VOCAB, HashModel, Rig, choice, hash_next, reference
 
 NEVER = frozenset[int]()
 
@@ -25,7 +24,7 @@ def rig_with(rows: int, context_limit: int = 10_000, **settings: int) -> tuple[R
     """A perfect draft with its own row budget and context limit; and the model it runs."""
     blocks = settings.pop("num_blocks", 64)
     model = HashModel(hash_next, blocks)
-    draft = Composite([ModelDraft(model, rows, context_limit)])
+    draft = choice([ModelDraft(model, rows, context_limit)])
     return Rig(source=draft, num_blocks=blocks, **settings), model
 
 

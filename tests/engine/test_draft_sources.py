@@ -6,8 +6,9 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from engine.draft import Composite
+from engine.draft_choice import DraftChoice
 from engine.request import SpeculationParams
+from engine.step_costs import FREE, StepCosts
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 from tests.engine.fakes import Rig, reference
 from tests.engine.test_draft_ngram import plan, sequence
@@ -42,13 +43,13 @@ class Constant:
         self.forgotten.append(request_id)
 
 
-def test_the_first_with_a_guess_wins() -> None:
+def test_whoever_gets_furthest_wins_and_the_first_of_equals() -> None:
     first, second = Constant("first", 1, only=["a"]), Constant("second", 2)
-    both = Composite([first, second])
+    both = DraftChoice([first, second], costs=StepCosts(FREE))
     step = plan((sequence([1], "a"), 3), (sequence([1], "b"), 2), (sequence([1], "c"), 0))
     proposals = both.propose(step)
     assert proposals == [Proposal((1, 1, 1), "first"), Proposal((2, 2), "second"), NO_PROPOSAL]
-    assert (first.caps, second.caps) == ([[3, 2, 0]], [[0, 2, 0]])
+    assert (first.caps, second.caps) == ([[3, 2, 0]], [[3, 2, 0]])
     both.observe(step, proposals, [Verdict(0, 5)] * 3)
     both.forget("a")
     for source in (first, second):
@@ -58,7 +59,7 @@ def test_the_first_with_a_guess_wins() -> None:
 
 
 def test_no_sources_no_guesses() -> None:
-    assert Composite([]).propose(plan((sequence([1]), 3))) == [NO_PROPOSAL]
+    assert DraftChoice([], costs=StepCosts(FREE)).propose(plan((sequence([1]), 3))) == [NO_PROPOSAL]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +79,10 @@ def test_a_request_chooses(speculation: SpeculationParams, sources: set[str]) ->
     rig.submit("a", prompt, 60, speculation=speculation, ignore_eos=True)
     rig.submit("all", prompt[1:], 60, ignore_eos=True)
     rig.drain()
-    assert {name for name, _ in rig.finish("a").by_source} == sources
-    assert {name for name, _ in rig.finish("all").by_source} == {"ngram", "model"}
+    assert {name for name, _ in rig.finish("a").by_source} <= sources
+    assert bool(rig.finish("a").by_source) == bool(sources)
+    assert {name for name, _ in rig.finish("all").by_source} <= {"ngram", "model"}
+    assert rig.finish("all").by_source
     never = frozenset[int]()
     assert rig.tokens("a") == reference(prompt, 60, stop_ids=never)
     assert rig.tokens("all") == reference(prompt[1:], 60, stop_ids=never)

@@ -221,7 +221,7 @@ def test_telemetry_that_raises() -> None:
 
 def test_no_count_ever_falls() -> None:
     """Through preemptions, rollbacks and cancellations; a negative count would be refused."""
-    rig = Rig(draft="junk,perfect", num_blocks=20)
+    rig = Rig(draft="junk", num_blocks=20)
     for number in range(200):
         rig.submit(str(number), [1 + number % 6] * 5, 20)
         rig.step((lambda n=number: rig.engine.cancel(str(n - 3))) if number % 5 == 0 else _nothing)

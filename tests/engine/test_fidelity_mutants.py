@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine import build as building
+from engine import pooled as building
 from engine.blocks import BlockPool
 from engine.build import build
 from engine.errors import ModelError

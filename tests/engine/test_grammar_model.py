@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from engine.build import Models, assemble, draft_sources, load_models
+from engine.build import assemble
 from engine.config import EngineConfig
+from engine.drafting import draft_choice
 from engine.outcome import FinishReason
+from engine.pooled import Models, load_models
 from engine.request import GrammarParams, Request, SamplingParams, StopParams
+from tests.costless import costless
 from tests.engine.fakes import RecordingObserver
 
 MODEL = Path.home() / ".cache/draftwire/models/smollm2-135m"
@@ -69,7 +72,7 @@ SAMPLINGS = (SamplingParams(0.0), SamplingParams(1.0, seed=7), SamplingParams(1.
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    return load_models(EngineConfig(str(MODEL), kv_cache_mib=128), time.monotonic)
+    return costless(load_models(EngineConfig(str(MODEL), kv_cache_mib=128), time.monotonic))
 
 
 def serve(models: Models, drafts: str, drafted: int, alone: bool) -> list[tuple[str, list[int]]]:
@@ -78,8 +81,8 @@ def serve(models: Models, drafts: str, drafted: int, alone: bool) -> list[tuple[
         str(MODEL), draft=drafts, max_draft_tokens=drafted, draft_rows=200, kv_cache_mib=128
     )
     observer = RecordingObserver()
-    sources = draft_sources(config, models, time.monotonic)
-    built = assemble(config, models, sources, time.monotonic, observer)
+    draft = draft_choice(config, models, time.monotonic)
+    built = assemble(config, models, draft, time.monotonic, observer)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     stopping = StopParams(64, eos_ids=frozenset({EOS}))
     requests = [

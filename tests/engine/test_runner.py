@@ -12,7 +12,8 @@ import torch
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.draft import Composite, DraftSource
+from engine.draft import DraftSource
+from engine.draft_choice import DraftChoice
 from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
@@ -25,6 +26,7 @@ from engine.prefix import NoPrefixCache, PrefixCache
 from engine.rejection import Independent, Rejection
 from engine.request import Request, SamplingParams, StopParams
 from engine.scheduler import Scheduler
+from engine.step_costs import FREE, StepCosts
 from tests.engine.fakes import JunkDraft, ManualClock, PlainText, RecordingObserver
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, prompts, stock_greedy, tiny
 
@@ -84,7 +86,9 @@ class TinyRig:
             512,
             lambda r: logit_rules(r, vocab, grammars),
         )
-        draft = LegalDraft(Composite([GuardedDraft(s, vocab) for s in sources]))
+        draft = DraftChoice(
+            [LegalDraft(GuardedDraft(s, vocab)) for s in sources], costs=StepCosts(FREE)
+        )
 
         def copy_blocks(pairs: Seq[tuple[int, int]]) -> None:
             for kv in caches:

@@ -262,3 +262,23 @@ def test_coming_and_going_cost_the_same_however_many_wait() -> None:
 
     few, many = crowd(100), crowd(10_000)
     assert best(lambda: come_and_go(many)) < 3 * best(lambda: come_and_go(few))
+
+
+def test_a_prompt_gets_no_more_rows_than_a_step_has_time_for() -> None:
+    """What is asked for: the time, the context there is, who decodes, and the most rows."""
+    asked: list[tuple[float, int, int, int]] = []
+
+    def rows_within(*question: object) -> int:
+        asked.append(question)  # type: ignore[arg-type]
+        return 7
+
+    rig = Rig(max_step_rows=24, rows_within=rows_within)
+    rig.submit("a", [1, 2, 3], 40, ignore_eos=True)
+    rig.step()
+    rig.step()
+    assert asked == [(0.1, 0, 0, 24)]  # none of a step in which all decode
+    rig.submit("b", [1] * 20, 40, ignore_eos=True)
+    rig.step()
+    rig.step()
+    assert [r.rows for r in rig.observer.reports] == [3, 1, 7, 7]
+    assert asked[1:] == [(0.1, 4, 1, 24), (0.1, 5 + 6, 1, 24)]

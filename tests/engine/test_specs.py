@@ -56,6 +56,7 @@ def test_names_become_directories_and_the_name_is_kept() -> None:
         {"max_step_rows": 0},
         {"max_seqs": 65, "max_step_rows": 64},
         {"draft_rows": -1},
+        {"step_ms": -1},
         {"kv_cache_mib": 0},
         {"block_size": 8},
         {"dtype": "float16"},

@@ -19,11 +19,10 @@ from engine.model_input import ModelInput
 from engine.network import make_network
 from engine.remembered import remembered
 from engine.request import SamplingParams
-from engine.row_cost import SIZES, RowCosts, row_costs
 from engine.runner import PagedModel, StockNetwork
 from engine.sampler import Coupled
 from engine.strictness import CROWDS, ENOUGH_BLOCKS, LENGTH, difference
-from engine.types import Drawn, Feed
+from engine.types import Feed
 from kernels.ops import load_ops
 from tests.engine.children import config_of, write_model
 from tests.engine.tiny import BLOCK, FAMILIES, VOCAB, paged, tiny
@@ -184,40 +183,3 @@ def test_room_only_grows() -> None:
     run(100, 1)
     room = run(40, 40)
     assert {run(100, 1), run(40, 40), run(100, 40)} == {room}
-
-
-class Priced:
-    """A model that takes `start` and `each` row's time of a clock."""
-
-    def __init__(self, start: float, each: float) -> None:
-        self._start, self._each = start, each
-        self.now = 0.0
-
-    def run(self, feeds: list[Feed]) -> list[Drawn]:
-        self.now += self._start + self._each * sum(len(f.tokens) for f in feeds)
-        return [Drawn((0,) * f.sample) for f in feeds]
-
-
-@pytest.mark.parametrize(
-    ("start", "each", "cheap", "worth"),
-    [(10.0, 0.0, 32, 0.0), (9.0, 1.0, 6, 0.7), (0.0, 1.0, 1, 7)],
-)
-def test_drafts_are_worth_what_their_rows_cost(
-    start: float, each: float, cheap: int, worth: float
-) -> None:
-    model = Priced(start, each)
-    costs = row_costs(model, BLOCKS, BLOCK, lambda: model.now)
-    assert tuple(costs.seconds) == SIZES
-    assert costs.cheap_rows(100) == cheap
-    assert costs.cheap_rows(4) == min(cheap, 4)
-    assert costs.worth(6) == pytest.approx(worth)
-
-
-def test_a_pool_of_one_block_measures_what_fits() -> None:
-    model = Priced(1.0, 0.0)
-    assert max(row_costs(model, 1, BLOCK, lambda: model.now).seconds) == BLOCK
-
-
-def test_a_dear_size_ends_what_is_cheap() -> None:
-    """A later one that happens to be quick does not count."""
-    assert RowCosts({1: 1.0, 2: 1.5, 4: 1.7, 8: 1.5}).cheap_rows(16) == 2

@@ -6,8 +6,8 @@ import random
 import time
 from pathlib import Path
 
-from engine.build import load_models
 from engine.convert import truncate_layers
+from engine.pooled import load_models
 from engine.request import Request, SamplingParams, StopParams
 from tests.engine.children import IDS, config_of, write_model
 from tests.fidelity.judge import Row

@@ -26,9 +26,9 @@ from rich.progress import Progress
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from engine.build import load_models
 from engine.config import WEIGHTS, EngineConfig
 from engine.convert import truncate_layers
+from engine.pooled import load_models
 from service.models import resolve
 from tests.fidelity import against_transformers
 from tests.fidelity.judge import Row

@@ -8,15 +8,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from engine.build import Models, assemble
+from engine.build import assemble
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import DraftSource
+from engine.draft_choice import DraftChoice
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.outcome import FinishReason
+from engine.pooled import Models
 from engine.request import Request, SpeculationParams
-from engine.row_cost import RowCosts
+from tests.costless import costless
 from tests.fidelity.bits import watch
 from tests.fidelity.company import Company, Ticks
 from tests.fidelity.judge import Reference, Row, digests_of, idle, judge, judge_cancelled
@@ -84,7 +86,7 @@ class Suite:
     ) -> None:
         self._config = replace(config, draft="none", max_draft_tokens=LONGEST_DRAFT)
         # Drafts as if rows were free: many, and the same in each run.
-        self._models = replace(models, costs=RowCosts({1: 1.0, 65536: 1.0}))
+        self._models = costless(models)
         self.requests = requests
         self._seed = seed
         self._sampler = watch(models.target.paged)
@@ -97,7 +99,7 @@ class Suite:
         config = replace(
             self._config, max_seqs=1, max_step_rows=512, max_draft_tokens=0, prefix_cache=False
         )
-        engine = assemble(config, self._models, [], Ticks()).engine
+        engine = assemble(config, self._models, self._choice([]), Ticks()).engine
         for request in requests:
             if request.id not in self._references:
                 self._references[request.id] = self._alone(engine, request)
@@ -170,8 +172,11 @@ class Suite:
         models = self._models
         if setting.tight:
             models = replace(models, num_blocks=self._tight(served))
-        sources = self._sources(setting, config, served, wants)
-        return assemble(config, models, sources, Ticks(), row.tally).engine
+        draft = self._choice(self._sources(setting, config, served, wants))
+        return assemble(config, models, draft, Ticks(), row.tally).engine
+
+    def _choice(self, sources: Seq[DraftSource]) -> DraftChoice:
+        return DraftChoice(sources, costs=self._models.target.costs)
 
     def _tight(self, served: Seq[Request]) -> int:
         """Blocks for the longest request, or for a few ordinary ones."""

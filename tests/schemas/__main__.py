@@ -22,9 +22,9 @@ from itertools import zip_longest
 
 from tokenizers import Tokenizer
 
-from engine.build import load_models
 from engine.config import EngineConfig
 from engine.grammar import Grammars
+from engine.pooled import load_models
 from service.models import resolve
 from tests.schemas.corpus import Schema, fetch_wheel, suite, vendored
 from tests.schemas.judge import Closer

@@ -6,18 +6,20 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from engine.build import Models, assemble, draft_sources
+from engine.build import assemble
 from engine.config import EngineConfig
+from engine.drafting import draft_choice
 from engine.errors import InvalidRequest
 from engine.grammar import Grammars
 from engine.grammar_check import what_is_wrong
 from engine.outcome import FinishReason, SourceStats
+from engine.pooled import Models
 from engine.request import GrammarParams, Request, SamplingParams, StopParams
-from engine.row_cost import RowCosts
+from tests.costless import costless
 from tests.schemas.corpus import Schema
 from tests.schemas.judge import Closer, wrong
 
@@ -93,10 +95,9 @@ def serve(
     config: EngineConfig, models: Models, asked: Seq[Request]
 ) -> tuple[list[Output], dict[str, SourceStats]]:
     """Outputs in the order of `asked`, and the drafts by source, as if rows were free."""
-    models = replace(models, costs=RowCosts({1: 1.0, 65536: 1.0}))
-    engine = assemble(
-        config, models, draft_sources(config, models, time.monotonic), time.monotonic
-    ).engine
+    models = costless(models)
+    draft = draft_choice(config, models, time.monotonic)
+    engine = assemble(config, models, draft, time.monotonic).engine
     outputs = [Output() for _ in asked]
     drafts: dict[str, SourceStats] = {}
     waiting = list(asked)[::-1]

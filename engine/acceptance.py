@@ -1,0 +1,92 @@
+"""How likely drafts are to be accepted: by source, grade and position, and by sequence.
+
+A draft counts only if all before it are accepted, so what is estimated is the conditional
+probability of each position; their products are the survival probabilities by which drafts are
+picked (DSpark, Algorithm 1; `engine.draft_pick`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from engine.types import Proposal, Verdict
+
+# What is expected of a source before it has been seen, by grade: with some hope, so that it is.
+PRIORS: Mapping[str, Seq[float]] = {
+    "grammar": (0.99,),
+    "ngram": (0.5, 0.6, 0.7, 0.8, 0.9),
+    "model": (0.75,),
+}
+UNKNOWN = (0.6,)
+POSITIONS = 8  # those beyond share the last one's estimate
+TRUST = 8.0  # tries that the expectation is worth
+MEMORY = 400.0  # tries after which old ones count half
+# The same for what a sequence makes of a source: text differs more than sources do.
+OWN_TRUST, OWN_MEMORY = 3.0, 30.0
+CERTAIN = 0.98
+
+
+class _Share:
+    """A share of tries that succeed, the latest counting most."""
+
+    __slots__ = ("hits", "tries")
+
+    def __init__(self, hits: float, tries: float) -> None:
+        self.hits, self.tries = hits, tries
+
+    def add(self, hits: float, tries: float, memory: float) -> None:
+        self.hits += hits
+        self.tries += tries
+        if self.tries > memory:
+            self.hits, self.tries = self.hits / 2, self.tries / 2
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.tries
+
+
+class Acceptance:
+    """Estimates that learn from every verdict. Nothing of one request reaches the output of
+    another: they decide how many drafts are verified, never what comes out."""
+
+    def __init__(self) -> None:
+        self._shares: dict[tuple[str, int, int], _Share] = {}
+        self._own: dict[str, dict[str, _Share]] = {}
+
+    def survival(self, request_id: str, source: str, grade: int, count: int) -> list[float]:
+        """Of each of `count` drafts of one proposal: that it and all before are accepted."""
+        own = self._own.get(request_id, {}).get(source)
+        skill = 1.0 if own is None else own.value
+        left, out = 1.0, []
+        for position in range(count):
+            left *= min(CERTAIN, skill * self._share(source, grade, position).value)
+            out.append(left)
+        return out
+
+    def learn(self, request_id: str, proposal: Proposal, verdict: Verdict) -> None:
+        """How one proposal, as it was verified, went."""
+        drafted, accepted = len(proposal.tokens), verdict.accepted
+        if not drafted:
+            return
+        expected = 0.0
+        for position in range(min(accepted + 1, drafted)):
+            share = self._share(proposal.source, proposal.grade, position)
+            expected += share.value
+            share.add(float(position < accepted), 1.0, MEMORY)
+        own = self._own.setdefault(request_id, {})
+        if proposal.source not in own:
+            own[proposal.source] = _Share(OWN_TRUST, OWN_TRUST)
+        own[proposal.source].add(float(accepted), expected, OWN_MEMORY)
+
+    def forget(self, request_id: str) -> None:
+        self._own.pop(request_id, None)
+
+    def _share(self, source: str, grade: int, position: int) -> _Share:
+        key = source, grade, min(position, POSITIONS - 1)
+        share = self._shares.get(key)
+        if share is None:
+            by_grade = PRIORS.get(source, UNKNOWN)
+            prior = by_grade[min(grade, len(by_grade) - 1)]
+            share = self._shares[key] = _Share(prior * TRUST, TRUST)
+        return share

@@ -1,0 +1,285 @@
+"""Several draft sources, and which of their drafts a step verifies.
+
+Sources that cost nothing worth counting guess for everybody; one that costs passes guesses only
+where that pays. What pays is decided for all sequences together, by how likely drafts are to be
+accepted (`engine.acceptance`) and what rows and passes cost (`engine.step_costs`), as
+`engine.draft_pick` says. What does not pay is tried again for a hundredth of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from math import inf
+
+from engine.acceptance import Acceptance
+from engine.draft import DraftSource, allowed
+from engine.draft_pick import Chain, Pick, pick
+from engine.step_costs import StepCosts
+from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
+
+# Another choice of source and number of passes than in the step before must be better by so much.
+STAY = 1.03
+# The share of the time that goes to sources that do not pay, and how much of it can be saved up, in
+# steps: a try of a model costs many.
+TRY, SAVED = 0.01, 40.0
+# A step that takes longer than it should without any drafts may take so many times that with them.
+LONGER = 3.0
+# A draft model that lags behind a sequence by more rows than this catches up for the steps to come
+# rather than for the next one: for so many, if the sequence lasts as long.
+LEVEL, HORIZON = 16, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A source of which every draft costs a pass of its model."""
+
+    source: DraftSource
+    costs: StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """What could be done in a step: `passes` of a source (None: none), for the sequences in
+    `drafting`."""
+
+    priced: Priced | None
+    passes: int
+    drafting: frozenset[int]
+    pick: Pick
+
+
+class _Step:
+    """What is known of a step before it is decided."""
+
+    def __init__(self, plan: StepPlan, costs: StepCosts, most_s: float) -> None:
+        self.work = plan.work
+        self.drawing = sum(w.samples for w in plan.work)
+        self._costs = costs
+        self._rows = plan.rows
+        self.context = sum(w.start for w in plan.work)
+        self._drawn = costs.seconds(max(1, self.drawing), self.context)
+        self._all = costs.seconds(self._rows, self.context)
+        self.most_s = most_s if self._drawn <= most_s else LONGER * self._drawn
+
+    def seconds(self, drafts: int) -> float:
+        """Of the rows drawn from and so many drafts. Rows of prompts are worth their time; they
+        count in what more rows cost."""
+        return self._drawn + self._costs.seconds(self._rows + drafts, self.context) - self._all
+
+    def more(self, drafts: int) -> float:
+        """Of one draft more than so many."""
+        return max(0.0, self.seconds(drafts + 1) - self.seconds(drafts))
+
+    def each(self, work: Work) -> float:
+        """Of a draft of this sequence, beside what any row takes."""
+        return self._costs.per_draft(work.start + work.count)
+
+
+class DraftChoice:
+    """`DraftSource` of the best drafts of several: of the `free` ones, and of at most one of the
+    `priced` ones in a step. `costs` are the target's. A step is made no longer than `most_s`
+    seconds by drafts, and if it is longer without, no longer than LONGER times that.
+    """
+
+    name = "choice"
+
+    def __init__(
+        self,
+        free: Seq[DraftSource],
+        priced: Seq[Priced] = (),
+        *,
+        costs: StepCosts,
+        most_s: float = inf,
+    ) -> None:
+        self._free = tuple(free)
+        self._priced = tuple(priced)
+        self._costs = costs
+        self._most_s = most_s
+        self._acceptance = Acceptance()
+        self._stay: tuple[str, int] = ("", 0)  # the priced source and its passes, last time
+        self._saved: dict[str, float] = {}
+        self._turn = 0
+
+    @property
+    def sources(self) -> tuple[DraftSource, ...]:
+        return (*self._free, *(p.source for p in self._priced))
+
+    @property
+    def errors(self) -> int:
+        return sum(source.errors for source in self.sources)
+
+    def propose(self, plan: StepPlan) -> list[Proposal]:
+        if not self.sources or not any(w.draft_cap for w in plan.work):
+            return [NO_PROPOSAL] * len(plan.work)
+        free, chains = self._guesses(plan)
+        step = _Step(plan, self._costs, self._most_s)
+        option = self._choose(step, chains)
+        if option.priced is None:
+            option = self._try_priced(step, option)
+        drawn = self._draw(plan, option)
+        lengths = list(option.pick.lengths)
+        for i in option.drafting:
+            if not drawn[i].tokens:  # it has not caught up yet
+                lengths[i] = sum(s >= option.pick.least for s in chains[i].survival)
+        self._try_free(step, chains, lengths)
+        return [d if d.tokens else _cut(f, n) for d, f, n in zip(drawn, free, lengths, strict=True)]
+
+    def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
+        for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
+            if not verdict.error:
+                self._acceptance.learn(work.seq.request.id, proposal, verdict)
+        for source in self.sources:
+            source.observe(plan, proposals, verdicts)
+
+    def forget(self, request_id: str) -> None:
+        self._acceptance.forget(request_id)
+        for source in self.sources:
+            source.forget(request_id)
+
+    # ---- what could be verified ----------------------------------------------------------------
+
+    def _guesses(self, plan: StepPlan) -> tuple[list[Proposal], list[Chain]]:
+        """By sequence, the free guess that gets furthest, and its chain."""
+        best = [NO_PROPOSAL] * len(plan.work)
+        survivals: list[list[float]] = [[] for _ in plan.work]
+        for source in self._free:
+            guesses = source.propose(_permitted(plan, source.name))
+            for i, guess in enumerate(guesses):
+                if guess.tokens:
+                    survival = self._survival(
+                        plan.work[i], guess.source, guess.grade, len(guess.tokens)
+                    )
+                    if sum(survival) > sum(survivals[i]):
+                        best[i], survivals[i] = guess, survival
+        each = (self._costs.per_draft(w.start + w.count) for w in plan.work)
+        return best, [Chain(s, e) for s, e in zip(survivals, each, strict=True)]
+
+    def _survival(self, work: Work, source: str, grade: int, count: int) -> list[float]:
+        return self._acceptance.survival(work.seq.request.id, source, grade, count)
+
+    # ---- what is -------------------------------------------------------------------------------
+
+    def _choose(self, step: _Step, chains: Seq[Chain]) -> _Option:
+        best = _Option(None, 0, frozenset(), pick(chains, step.drawing, step.seconds, step.most_s))
+        stay = best if self._stay[1] == 0 else None
+        for priced in self._priced:
+            name = priced.source.name
+            hopes = [
+                self._survival(w, name, 0, w.draft_cap) if allowed(w, name) else ()
+                for w in step.work
+            ]
+            for passes in range(1, max(map(len, hopes)) + 1):
+                option = _with_passes(step, chains, hopes, priced, passes, best.pick.rate)
+                if option is None:
+                    continue
+                if self._stay == (priced.source.name, passes):
+                    stay = option
+                if option.pick.rate > best.pick.rate:
+                    best = option
+        if stay is not None and best.pick.rate < STAY * stay.pick.rate:
+            best = stay
+        name = best.priced.source.name if best.priced else ""
+        self._stay = name, best.passes
+        return best
+
+    def _draw(self, plan: StepPlan, option: _Option) -> list[Proposal]:
+        if option.priced is None:
+            return [NO_PROPOSAL] * len(plan.work)
+        work = tuple(
+            w.capped(option.pick.lengths[i] if i in option.drafting else 0)
+            for i, w in enumerate(plan.work)
+        )
+        return option.priced.source.propose(replace(plan, work=work))
+
+    # ---- and what is tried all the same ------------------------------------------------------
+
+    def _save(self, step: _Step, name: str) -> float:
+        """Seconds that may now be spent on trying a source."""
+        one = step.seconds(0)
+        saved = self._saved[name] = min(SAVED * one, self._saved.get(name, 0.0) + TRY * one)
+        return saved
+
+    def _try_priced(self, step: _Step, option: _Option) -> _Option:
+        """One draft of a priced source for the sequence for which that costs least."""
+        for priced in self._priced:
+            name = priced.source.name
+            saved = self._save(step, name)
+            could = [i for i, w in enumerate(step.work) if w.draft_cap and allowed(w, name)]
+            if not could:
+                continue
+            i = min(could, key=lambda i: _lag(step.work[i]))
+            cost = priced.costs.seconds(_lag(step.work[i]), step.work[i].start) + step.more(0)
+            if cost <= saved:
+                self._saved[name] -= cost
+                lengths = list(option.pick.lengths)
+                lengths[i] = 1
+                tried = replace(option.pick, lengths=tuple(lengths))
+                return _Option(priced, 1, frozenset({i}), tried)
+        return option
+
+    def _try_free(self, step: _Step, chains: Seq[Chain], lengths: list[int]) -> None:
+        """One draft of the next sequence that would get none."""
+        saved, count = self._save(step, ""), len(chains)
+        for i in (n % count for n in range(self._turn, self._turn + count)):
+            if not lengths[i] and chains[i].survival:
+                drafts = sum(lengths)
+                cost = step.more(drafts) + chains[i].each
+                if cost <= saved and step.seconds(drafts + 1) <= step.most_s:
+                    self._saved[""] -= cost
+                    self._turn, lengths[i] = i + 1, 1
+                return
+
+
+def _with_passes(
+    step: _Step,
+    chains: Seq[Chain],
+    hopes: Seq[Seq[float]],
+    priced: Priced,
+    passes: int,
+    rate: float,
+) -> _Option | None:
+    """Drafts of `priced`, which survive as `hopes` says, where they get further than the free ones
+    by what they cost at `rate` tokens a second; None if that is nowhere."""
+    costs = priced.costs
+    row = (costs.seconds(9) - costs.seconds(1)) / 8
+    mixed, drafting, first, later = list(chains), set(), 0, 0.0
+    for i, work in enumerate(step.work):
+        survival = hopes[i][:passes]
+        if not survival:
+            continue
+        lag = _lag(work)
+        joining = row * lag / min(HORIZON, max(1, work.seq.left)) if lag > LEVEL else 0.0
+        cost = joining + row * (min(lag, LEVEL) + passes - 1)
+        if sum(survival) - sum(chains[i].survival) > rate * cost:
+            mixed[i] = Chain(survival, step.each(work))
+            drafting.add(i)
+            first += min(lag, LEVEL)
+            later += joining
+    if not drafting:
+        return None
+    context = sum(step.work[i].start for i in drafting)
+    drafts = costs.seconds(first, context)
+    drafts += (passes - 1) * costs.seconds(len(drafting), context) + later
+    found = pick(mixed, step.drawing, lambda n: step.seconds(n) + drafts, step.most_s)
+    used = frozenset(i for i in drafting if found.lengths[i])
+    return _Option(priced, passes, used, found) if used else None
+
+
+def _lag(work: Work) -> int:
+    """Rows until a draft model is level with the sequence."""
+    return work.start + work.count - work.seq.drafted
+
+
+def _permitted(plan: StepPlan, source: str) -> StepPlan:
+    work = tuple(w if allowed(w, source) else w.capped(0) for w in plan.work)
+    return replace(plan, work=work)
+
+
+def _cut(proposal: Proposal, count: int) -> Proposal:
+    if count >= len(proposal.tokens):
+        return proposal
+    if not count:
+        return NO_PROPOSAL
+    probs = None if proposal.probs is None else proposal.probs[:count]
+    return replace(proposal, tokens=proposal.tokens[:count], probs=probs)

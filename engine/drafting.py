@@ -1,0 +1,48 @@
+"""Makes the draft sources that a setting names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.draft import DraftSource
+from engine.draft_choice import DraftChoice, Priced
+from engine.draft_grammar import ForcedDraft, LegalDraft
+from engine.draft_guard import GuardedDraft
+from engine.draft_model import ModelDraft
+from engine.draft_ngram import NgramDraft
+from engine.draft_time import TimedDraft
+from engine.draft_watch import WatchedDraft
+from engine.pooled import Models
+from engine.specs import parse_drafts
+from engine.timed_model import TimedModel
+
+# Times what the target itself would take to catch up and then to draft token by token.
+TOO_LONG = 2.0
+
+
+def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float]) -> DraftChoice:
+    """The choice between the sources that `config.draft` names and, if there are any, what grammars
+    force. Each is watched, timed and guarded."""
+    vocab_size, costs = models.target.loaded.vocab_size, models.target.costs
+
+    def guarded(source: DraftSource) -> DraftSource:
+        catch_up = costs.seconds(config.max_step_rows)
+        passes = config.max_draft_tokens * costs.seconds(config.max_seqs)
+        timed = TimedDraft(source, clock, TOO_LONG * (catch_up + passes))
+        return GuardedDraft(LegalDraft(WatchedDraft(timed)), vocab_size)
+
+    free: list[DraftSource] = []
+    priced: list[Priced] = []
+    for spec in parse_drafts(config.draft):
+        if spec.kind == "ngram":
+            free.append(guarded(NgramDraft()))
+        else:
+            draft = models.drafts[spec.model]
+            model = TimedModel(draft.paged, draft.costs, clock)
+            rows = draft.costs.rows_within(config.step_s, 0, 0, config.max_step_rows)
+            source = ModelDraft(model, rows, draft.loaded.context_limit)
+            priced.append(Priced(guarded(source), draft.costs))
+    if free or priced:
+        free.insert(0, guarded(ForcedDraft()))
+    return DraftChoice(free, priced, costs=costs, most_s=config.step_s)

@@ -1,0 +1,92 @@
+"""What a pass of one model costs: a measured table, refined by the passes that are made.
+
+Pure. Measured by `engine.row_cost`, told of passes by `engine.timed_model`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, log
+
+# How fast a table follows what is seen: what one size teaches is true of the machine (another one
+# is busy, the bus is slower) more often than of the size, so all others follow nearly as far. No
+# single pass counts for more than so much, for it may have waited for a processor.
+PACE, SHARED, MOST = 0.05, 0.9, 0.5
+# Rows that a capped step may always have: their cost per row is at most so much over the least.
+EFFICIENT = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """`seconds` of a pass with next to no context, by rows, ascending; fewer rows than the first
+    take as long as that. `per_position`: more for each position of context of a sequence that has
+    one row, `per_score`: for each position that one more row of it attends to."""
+
+    seconds: tuple[tuple[int, float], ...]
+    per_position: float = 0.0
+    per_score: float = 0.0
+
+
+FREE = CostTable(((65536, 1.0),))  # any number of rows costs the same
+
+
+class StepCosts:
+    """`CostTable` that learns."""
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self._rows = [rows for rows, _ in table.seconds]
+        self._base = [seconds for _, seconds in table.seconds]
+        self._drift = [0.0] * len(self._rows)  # logarithm of seen over measured, by size
+        self._now = list(self._base)
+
+    def seconds(self, rows: int, context: int = 0) -> float:
+        """Of a pass of so many rows, their sequences having `context` positions in all. Linear
+        between two sizes and beyond the last."""
+        at = bisect_left(self._rows, rows)
+        if at == 0:
+            return self._now[0] + self._table.per_position * context
+        if len(self._rows) == 1:
+            return self._now[0] * rows / self._rows[0] + self._table.per_position * context
+        at = min(at, len(self._rows) - 1)
+        low, high = self._rows[at - 1], self._rows[at]
+        a, b = self._now[at - 1], self._now[at]
+        return a + (b - a) * (rows - low) / (high - low) + self._table.per_position * context
+
+    def per_draft(self, context: int) -> float:
+        """Seconds of attention for one more row of a sequence of `context` positions."""
+        return self._table.per_score * context
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """A pass took so long."""
+        expected = self.seconds(rows, context)
+        if not 0 < seconds < float("inf") or expected <= 0:
+            return
+        error = max(-MOST, min(MOST, log(seconds / expected)))
+        at = min(bisect_left(self._rows, rows), len(self._rows) - 1)
+        nearest = at if at == 0 or self._rows[at] - rows <= rows - self._rows[at - 1] else at - 1
+        for i in range(len(self._drift)):
+            self._drift[i] += PACE * error * (1.0 if i == nearest else SHARED)
+        self._now = [b * exp(d) for b, d in zip(self._base, self._drift, strict=True)]
+
+    def rows_within(self, seconds: float, context: int, decoding: int, most: int) -> int:
+        """As many rows as a pass may have to end within `seconds`, `most` at most. At least those
+        of `decoding` and as many more as it takes for a row to be about as cheap as it can be:
+        prompts have to get on."""
+        sizes = [*(r for r in self._rows if r < most), most]
+        cheapest = min(self.seconds(r) / r for r in sizes)
+        least = next(r for r in sizes if self.seconds(r) <= EFFICIENT * cheapest * r)
+        in_time = _last(lambda rows: self.seconds(rows, context) <= seconds, most)
+        return min(most, max(decoding + least, in_time))
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which a condition holds that holds up to some number;
+    0 if it never does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
