@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from loadtest.peers.contender import Contender
@@ -37,10 +38,15 @@ TRANSFORMERS_HINT = (
     "`pip install transformers torch`, and name that Python by --transformers-python"
 )
 LLAMA_DRAFT = "llama-server-draft"
-# How each drafts, after the common arguments.
+# How each drafts. Lookup as everybody's: its own defaults, matches of 12, find next to nothing.
+LLAMA_LOOKUP = {
+    "--spec-type": "ngram-simple",
+    "--spec-ngram-simple-size-n": str(MATCH),
+    "--spec-ngram-simple-size-m": str(LOOKUP),
+}
 LLAMA = {
     "llama-server": ("--spec-type", "none"),
-    "llama-server-ngram": ("--spec-type", "ngram-simple"),
+    "llama-server-ngram": tuple(chain.from_iterable(LLAMA_LOOKUP.items())),
     LLAMA_DRAFT: ("--spec-type", "draft-simple"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -68,11 +69,11 @@ class LlamaServer:
         self._group = Group(command, {**libraries, **setup.env}, self._log)
         self._until_ready(self._group)
         self._group.pause()
-        said = self._log.read_text(errors="replace").splitlines()
+        told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False)
         return {
             "weights": ", ".join(path.name for path in models),
             "arguments": " ".join(setup.arguments),
-            "system": next((line.strip() for line in said if "system_info" in line), ""),
+            "version": (told.stdout + told.stderr).strip(),  # which of the two has changed
         }
 
     def run(self, job: Job) -> Outcome:

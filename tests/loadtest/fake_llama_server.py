@@ -39,7 +39,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+if sys.argv[1:] == ["--version"]:
+    raise SystemExit("version: 1")
 note(sys.argv[1:])
 port = int(sys.argv[sys.argv.index("--port") + 1])
-print("system_info: n_threads = 2", file=sys.stderr, flush=True)
 ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
