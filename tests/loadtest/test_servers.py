@@ -20,14 +20,16 @@ FAKE = Path(__file__).with_name("fake_llama_server.py")
 JOB = Job(((1, 2), (3,), (4,)), 2, 5)
 
 
-def llama(tmp_path: Path, script: Path = FAKE) -> LlamaServer:
-    binary, gguf = tmp_path / "llama-server", tmp_path / "model.gguf"
+def llama(tmp_path: Path, script: Path = FAKE, draft: bool = False) -> LlamaServer:
+    binary = tmp_path / "llama-server"
+    models = tuple(tmp_path / name for name in ("model.gguf", "draft.gguf")[: 1 + draft])
     binary.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
     binary.chmod(0o755)
-    gguf.touch()
+    for model in models:
+        model.touch()
     env = {"FAKE_JOURNAL": str(tmp_path / "journal")}
     setup = LlamaSetup(
-        str(binary), gguf, "get it", threads=2, slots=4, context=512, arguments=("--x",), env=env
+        str(binary), models, "get it", threads=2, slots=4, context=512, arguments=("--x",), env=env
     )
     return LlamaServer("llama-server", setup, tmp_path)
 
@@ -40,13 +42,15 @@ def test_llama_server_is_started_asked_and_ended(tmp_path: Path) -> None:
         odd = server.run(Job(((13,),), 1, 5))
     finally:
         server.close()
-    assert facts["system"] == "system_info: n_threads = 2"
+    assert facts["version"] == "version: 1"
     assert (outcome.counts, odd.counts) == ((5, 5, 5), (4,))
+    assert outcome.details == {"drafted": 0, "accepted": 0, "tokens_per_step": 1.0}
     assert outcome.seconds > 0
     arguments, *bodies = map(json.loads, (tmp_path / "journal").read_text().splitlines())
     given = dict(itertools.pairwise(arguments))
     assert (given["--parallel"], given["--ctx-size"], given["--threads"]) == ("4", "2048", "2")
     assert "--x" in arguments
+    assert "--spec-draft-model" not in arguments
     assert sorted(body["prompt"] for body in bodies[:2]) == [[1, 2], [3]]
     assert bodies[2]["prompt"] == [4]
     assert all(body["ignore_eos"] and body["temperature"] == 0 for body in bodies)
@@ -65,10 +69,29 @@ def test_a_server_that_dies_at_once_is_broken(tmp_path: Path) -> None:
         server.close()
 
 
-def test_llama_server_without_a_model_file_is_missing(tmp_path: Path) -> None:
-    setup = LlamaSetup(sys.executable, tmp_path / "no.gguf", "get it", 2, 4, 512)
-    with pytest.raises(Missing, match="get it"):
-        LlamaServer("llama-server", setup, tmp_path).start()
+def test_llama_server_with_a_draft_model_tells_what_was_drafted(tmp_path: Path) -> None:
+    server = llama(tmp_path, draft=True)
+    try:
+        facts = server.start()
+        outcome = server.run(JOB)
+    finally:
+        server.close()
+    assert facts["weights"] == "model.gguf, draft.gguf"
+    assert outcome.details == {"drafted": 9, "accepted": 6, "tokens_per_step": 15 / 9}
+    arguments = json.loads((tmp_path / "journal").read_text().splitlines()[0])
+    given = dict(itertools.pairwise(arguments))
+    assert given["--model"] == str(tmp_path / "model.gguf")
+    assert given["--spec-draft-model"] == str(tmp_path / "draft.gguf")
+
+
+@pytest.mark.parametrize("draft", [None, Path("no.gguf")])
+def test_llama_server_without_a_model_file_is_missing(tmp_path: Path, draft: Path | None) -> None:
+    there = tmp_path / "model.gguf"
+    there.touch()
+    for models in ((draft,), (there, draft)):
+        setup = LlamaSetup(sys.executable, models, "get it", 2, 4, 512)
+        with pytest.raises(Missing, match="get it"):
+            LlamaServer("llama-server", setup, tmp_path).start()
 
 
 async def test_waves_over_the_wire() -> None:
