@@ -73,16 +73,17 @@ def main() -> None:
 
 def run(args: argparse.Namespace, config: EngineConfig, tokenizer: Tokenizer) -> None:
     models = load_models(config, time.monotonic)
+    # Prompts are cut into the same chunks for all; to a fixed choice drafts look costless.
     sides: dict[str, tuple[EngineConfig, Models]] = {ADAPTIVE: (config, models)}
     for k in args.fixed:
-        sides[f"k = {k}"] = replace(config, max_draft_tokens=k), costless(models)
+        sides[f"k = {k}"] = replace(config, max_draft_tokens=k, step_ms=0), costless(models)
     rates: Rates = {name: {phase: [] for phase in args.phases} for name in sides}
     for number in range(args.rounds):
         names = list(sides)[:: -1 if number % 2 else 1]
         for name in names:
-            own, over = sides[name]
-            choice = draft_choice(own, over, time.monotonic)
-            engine = assemble(own, over, choice, time.monotonic).engine
+            choice = draft_choice(*sides[name], time.monotonic)
+            own = replace(sides[name][0], step_ms=config.step_ms)
+            engine = assemble(own, models, choice, time.monotonic).engine
             texts = prompts(args.prompts, tokenizer, number)
             source = requests(texts, (64, 192), number, time.monotonic)
             streams = Streams(engine, source, args.phases[0])

@@ -11,6 +11,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "dense.h"
 #include "each.h"
@@ -37,7 +38,14 @@ struct Wide {
     using Weight = T;
     using Input = float;
     static constexpr int HALVES = 2;
-    static constexpr bool AT_ONCE = false;
+    // Quantised weights: in registers, or as floats in cache.
+    using Piece = float;
+    using OfPiece = Wide<float>;
+    static constexpr int TWO = 0;
+    template <class Codes, class Scales>
+    static V quantised(const uint8_t* at, int half, const Scales& by) {
+        return to_bf16(fma(Codes::input(at, half), by.scale, by.shift));
+    }
     static V weights(const uint16_t* pairs, int half) {
         return half ? seconds(pairs) : firsts(pairs);
     }
@@ -134,29 +142,24 @@ __attribute__((noinline)) void quantised_tile(const QuantisedBlock* blocks, int 
     for (int n = 0; n < N; ++n) readers[n].begin(blocks[n]);
     for (int k = 0; k < depth;) {
         for (int n = 0; n < N; ++n) codes[n] = readers[n].next(k, groups[n]);
-        V scale[N][2], shift[N][2];  // in registers
-        each<N>([&](auto n) INLINE {
-            each<2>([&](auto half) INLINE {
-                scale[INDEX(n)][INDEX(half)] = groups[INDEX(n)].scale[INDEX(half)];
-                shift[INDEX(n)][INDEX(half)] = groups[INDEX(n)].shift[INDEX(half)];
-            });
-        });
+        std::conditional_t<Dot::HALVES == 2, Group, Twice> scales[N];  // in registers
+        each<N>([&](auto n) INLINE { scales[INDEX(n)] = groups[INDEX(n)]; });
         for (int end = k + C::group; k < end; k += 2) {
-            typename Dot::Weights weights[N];
-            each<N>([&](auto n) INLINE {
-                const uint8_t*& at = codes[INDEX(n)];
-                weights[INDEX(n)] =
-                    Dot::pairs(fma(C::low(at), scale[INDEX(n)][0], shift[INDEX(n)][0]),
-                               fma(C::high(at), scale[INDEX(n)][1], shift[INDEX(n)][1]));
-                at += C::bytes;
-            });
-            each<R>([&](auto r) INLINE {
-                auto input = Dot::input(x + INDEX(r) * x_row + k, 0);
+            each<Dot::HALVES>([&](auto half) INLINE {
+                typename Dot::Weights weights[N];
                 each<N>([&](auto n) INLINE {
-                    V& own = sum[INDEX(r)][INDEX(n)];
-                    own = Dot::step(weights[INDEX(n)], input, own);
+                    weights[INDEX(n)] = Dot::template quantised<C>(codes[INDEX(n)], INDEX(half),
+                                                                   scales[INDEX(n)]);
+                });
+                each<R>([&](auto r) INLINE {
+                    auto input = Dot::input(x + INDEX(r) * x_row + k, INDEX(half));
+                    each<N>([&](auto n) INLINE {
+                        V& own = sum[INDEX(r)][INDEX(n)];
+                        own = Dot::step(weights[INDEX(n)], input, own);
+                    });
                 });
             });
+            each<N>([&](auto n) INLINE { codes[INDEX(n)] += C::bytes; });
         }
     }
     each<N>([&](auto n) INLINE {
@@ -193,17 +196,16 @@ constexpr int MOST_SUMS = 256;  // rows between which a piece of quantised weigh
 template <class Dot, int R, int N, class Done>
 inline int quantised_blocks(const Projection& p, const typename Dot::Input* x, int64_t x_row,
                             int rows, Columns blocks, const Done& done) {
-    alignas(64) uint16_t wide[N * SUPER * 16];
+    alignas(64) typename Dot::Piece wide[N * SUPER * 16];
     alignas(64) float sums[MOST_SUMS * N * 16];
     int block = blocks.begin;
     for (; block + N <= blocks.end; block += N) {
-        if constexpr (Dot::AT_ONCE)
-            if (quantised_at_once<Dot, R, N>(p.blocks + block, p.depth, x, x_row, rows, sums)) {
-                for (int n = 0; n < N; ++n)
-                    for (int r = 0; r < rows; ++r)
-                        done(r, block + n, load(sums + (n * rows + r) * 16));
-                continue;
-            }
+        if (quantised_at_once<Dot, R, N>(p.blocks + block, p.depth, x, x_row, rows, sums)) {
+            for (int n = 0; n < N; ++n)
+                for (int r = 0; r < rows; ++r)
+                    done(r, block + n, load(sums + (n * rows + r) * 16));
+            continue;
+        }
         for (int begin = 0; begin < rows; begin += MOST_SUMS) {
             const int own = rows - begin < MOST_SUMS ? rows - begin : MOST_SUMS;
             const int groups = (own + R - 1) / R;
@@ -214,7 +216,7 @@ inline int quantised_blocks(const Projection& p, const typename Dot::Input* x, i
                 const Projection piece = {wide, nullptr, N * 16, depth, nullptr};
                 for (int g = 0; g < groups; ++g) {
                     int first = share(own, g, groups), count = share(own, g + 1, groups) - first;
-                    rows_tile<Dot, R, N>(piece, x + (begin + first) * x_row + k, x_row, count, 0,
+                    rows_tile<typename Dot::OfPiece, R, N>(piece, x + (begin + first) * x_row + k, x_row, count, 0,
                                          Ahead{0, 64, 0, 0}, k > 0, sums + first * N * 16);
                 }
             }
@@ -261,9 +263,9 @@ inline int linear_blocks(const Projection& p, const typename Dot::Input* x, int6
 template <class Dot, class Done>
 inline void linear(Dot, const Projection& p, const typename Dot::Input* x, int64_t x_row, int rows,
                    Columns blocks, const Done& done) {
-    if (p.blocks && Dot::AT_ONCE && rows <= 8)
-        blocks.begin = linear_blocks<Dot, 8, 2>(p, x, x_row, rows, blocks, done);
-    else if (p.blocks && Dot::AT_ONCE && rows <= SUMS)  // widened once for all of them
+    if (p.blocks && rows <= Dot::TWO)
+        blocks.begin = linear_blocks<Dot, Dot::TWO ? Dot::TWO : 1, 2>(p, x, x_row, rows, blocks, done);
+    else if (p.blocks && rows <= SUMS)  // widened once for all of them
         blocks.begin = linear_blocks<Dot, SUMS, 1>(p, x, x_row, rows, blocks, done);
     else if (rows * 4 <= SUMS)
         blocks.begin = linear_blocks<Dot, SUMS / 4, 4>(p, x, x_row, rows, blocks, done);

@@ -37,6 +37,11 @@ template <int CODES>
 struct Codes {
     static constexpr int group = CODES == SHORT ? 16 : 32;
     static constexpr int bytes = CODES == NIBBLES ? 16 : 32;  // of two inputs
+    // One of the inputs, for 16 columns.
+    static V input(const uint8_t* at, int half) {
+        return CODES == NIBBLES ? of_nibbles(at, half) : of_bytes(at, half);
+    }
+    // Both inputs, for the first 8 columns, and for the others.
     static V low(const uint8_t* at) { return CODES == NIBBLES ? low_nibbles(at) : from_bytes(at); }
     static V high(const uint8_t* at) {
         return CODES == NIBBLES ? high_nibbles(at) : from_bytes(at + 16);
@@ -69,9 +74,18 @@ inline const uint8_t* piece_at(const uint8_t* block, int k) {
     return block + bytes_of(k, F::group, F::group_bytes, F::super_bytes);
 }
 
-// Scales and shifts of a group: those of the first 8 columns, each twice, and of the others.
+// Scales and shifts of a group.
 struct Group {
+    V scale, shift;
+};
+
+// Those of the first 8 columns, each twice, and of the others.
+struct Twice {
     V scale[2], shift[2];
+    Twice() {}
+    Twice(const Group& g)
+        : scale{twice_low(g.scale), twice_high(g.scale)},
+          shift{twice_low(g.shift), twice_high(g.shift)} {}
 };
 
 // Reads a block's groups one after another.
@@ -99,13 +113,30 @@ struct Groups {
         }
         if constexpr (F::zero != 0) by = own * splat(float(-F::zero));
         at += F::scale_bytes;
-        return {{twice_low(own), twice_high(own)}, {twice_low(by), twice_high(by)}};
+        return {own, by};
     }
 };
 
-// `inputs` (at most SUPER) of a block from `at` on, as pairs of 16 columns.
-template <int FORMAT>
-inline void widen_piece(const uint8_t* at, int inputs, uint16_t* to) {
+// Two inputs of 16 columns: as bf16, pair by pair, or as the floats that these are, one after the
+// other.
+template <class C>
+inline void widen_two(const uint8_t* at, const Twice& by, uint16_t* to) {
+    store_pairs(to, fma(C::low(at), by.scale[0], by.shift[0]),
+                fma(C::high(at), by.scale[1], by.shift[1]));
+}
+template <class C>
+inline void widen_two(const uint8_t* at, const Group& by, float* to) {
+    V first = to_bf16(fma(C::input(at, 0), by.scale, by.shift));
+    V second = to_bf16(fma(C::input(at, 1), by.scale, by.shift));
+    store(to, first);
+    store(to + 16, second);
+}
+inline Twice scales_for(const uint16_t*, const Group& g) { return g; }
+inline Group scales_for(const float*, const Group& g) { return g; }
+
+// `inputs` (at most SUPER) of a block from `at` on.
+template <int FORMAT, class T>
+inline void widen_piece(const uint8_t* at, int inputs, T* to) {
     using F = Kind<FORMAT>;
     Groups<FORMAT> groups = {at, splat(0.0f), splat(0.0f)};
     groups.begin_super();
@@ -113,10 +144,9 @@ inline void widen_piece(const uint8_t* at, int inputs, uint16_t* to) {
         // The pieces of a block follow each other.
         for (int line = 0; line < F::group_bytes; line += 64)
             __builtin_prefetch(groups.at + F::group_bytes * (SUPER / F::group) + line, 0, 2);
-        const Group g = groups.next();
+        const auto by = scales_for(to, groups.next());
         for (int p = 0; p < F::group / 2; ++p, groups.at += F::C::bytes, to += 32)
-            store_pairs(to, fma(F::C::low(groups.at), g.scale[0], g.shift[0]),
-                        fma(F::C::high(groups.at), g.scale[1], g.shift[1]));
+            widen_two<typename F::C>(groups.at, by, to);
     }
 }
 
@@ -161,7 +191,8 @@ struct Reader {
 };
 
 // The same by a block's number.
-inline void widen_piece(const QuantisedBlock& block, int k, int inputs, uint16_t* to) {
+template <class T>
+inline void widen_piece(const QuantisedBlock& block, int k, int inputs, T* to) {
     switch (block.format) {
         case Q4_0: return widen_piece<Q4_0>(piece_at<Q4_0>(block.at, k), inputs, to);
         case Q4_1: return widen_piece<Q4_1>(piece_at<Q4_1>(block.at, k), inputs, to);

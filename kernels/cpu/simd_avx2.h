@@ -129,6 +129,31 @@ inline __m256 high8(__m256i x) { return _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 
 inline V high_nibbles(const uint8_t* p) {
     return {high8(_mm256_cvtepu8_epi32(bytes8(p))), high8(_mm256_cvtepu8_epi32(bytes8(p + 8)))};
 }
+// Of a pair of inputs one, for sixteen columns: of halves of bytes, where low ones are of the first
+// eight columns, or of bytes.
+inline __m256i pairs8(const uint8_t* p) {  // the codes of a column, two or four, in a lane
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+inline V of_nibbles(const uint8_t* p, int half) {
+    __m256i x = pairs8(p);
+    if (half) return {low8(_mm256_srli_epi32(x, 8)), _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 12))};
+    return {low8(x), low8(_mm256_srli_epi32(x, 4))};
+}
+inline __m256 byte8(__m256i x, int half) {
+    return _mm256_cvtepi32_ps(half ? _mm256_srli_epi32(x, 8)
+                                   : _mm256_and_si256(x, _mm256_set1_epi32(255)));
+}
+inline V of_bytes(const uint8_t* p, int half) {
+    return {byte8(pairs8(p), half), byte8(pairs8(p + 16), half)};
+}
+// Rounded to bf16, to even where it is a tie, in a multiplication and two additions: 2^16 * a is
+// exact, and a is rounded to the eight bits that are left of it in the sum, whose other bits are
+// even. For finite a of less than 2^111, none of whose bits are below 2^-126.
+inline __m256 bf16_8(__m256 a) {
+    __m256 far = _mm256_mul_ps(a, _mm256_set1_ps(0x1p16f));
+    return _mm256_sub_ps(_mm256_add_ps(far, a), far);
+}
+inline V to_bf16(V a) { return {bf16_8(a.lo), bf16_8(a.hi)}; }
 // Lanes 0 to 7, or 8 to 15, each twice.
 inline V twice8(__m256 a) {
     return {_mm256_permutevar8x32_ps(a, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),

@@ -87,6 +87,27 @@ inline V low_nibbles(const uint8_t* p) {
 inline V high_nibbles(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_srli_epi32(_mm512_cvtepu8_epi32(bytes16(p)), 4))};
 }
+// Of a pair of inputs one, for sixteen columns: of halves of bytes, where low ones are of the first
+// eight columns, or of bytes.
+inline V of_nibbles(const uint8_t* p, int half) {
+    __m512i x = _mm512_broadcast_i32x8(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    const __m512i by = half ? _mm512_setr_epi32(8, 8, 8, 8, 8, 8, 8, 8, 12, 12, 12, 12, 12, 12, 12, 12)
+                            : _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
+    x = _mm512_and_si512(_mm512_srlv_epi32(x, by), _mm512_set1_epi32(15));
+    return {_mm512_cvtepi32_ps(x)};
+}
+inline V of_bytes(const uint8_t* p, int half) {
+    __m512i x =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    x = half ? _mm512_srli_epi32(x, 8) : _mm512_and_si512(x, _mm512_set1_epi32(255));
+    return {_mm512_cvtepi32_ps(x)};
+}
+// Rounded to bf16 as in simd_avx2.h; two instructions are better here, which share their ports.
+inline V to_bf16(V a) {
+    const __m512 far = _mm512_set1_ps(0x1p16f);
+    return {_mm512_fnmadd_ps(a.x, far, _mm512_fmadd_ps(a.x, far, a.x))};
+}
 // Lanes 0 to 7, or 8 to 15, each twice.
 inline V twice_low(V a) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
@@ -111,8 +132,16 @@ struct PairBF16 {
     using Weight = uint16_t;
     using Input = uint16_t;
     static constexpr int HALVES = 1;
-    static constexpr bool AT_ONCE = true;  // quantised weights, in registers
-    static __m512i pairs(V a, V b) { return (__m512i)_mm512_cvtne2ps_pbh(b.x, a.x); }
+    // Quantised weights: two of them in a register, in one, or as bf16 in cache.
+    using Piece = uint16_t;
+    using OfPiece = PairBF16;
+    static constexpr int TWO = 8;
+    template <class Codes, class Scales>
+    static __m512i quantised(const uint8_t* at, int, const Scales& by) {
+        V first = fma(Codes::low(at), by.scale[0], by.shift[0]);
+        V other = fma(Codes::high(at), by.scale[1], by.shift[1]);
+        return (__m512i)_mm512_cvtne2ps_pbh(other.x, first.x);
+    }
     static __m512i weights(const uint16_t* pairs, int) { return _mm512_loadu_si512(pairs); }
     using Weights = __m512i;
     static __m512i input(const uint16_t* x, int) {

@@ -136,6 +136,26 @@ inline V high_nibbles(const uint8_t* p) {
     for (int i = 0; i < 16; ++i) r.x[i] = float(p[i] >> 4);
     return r;
 }
+// Of a pair of inputs one, for sixteen columns: of halves of bytes, where low ones are of the first
+// eight columns, or of bytes.
+inline V of_nibbles(const uint8_t* p, int half) {
+    V r;
+    for (int i = 0; i < 8; ++i) {
+        r.x[i] = float(p[2 * i + half] & 15);
+        r.x[8 + i] = float(p[2 * i + half] >> 4);
+    }
+    return r;
+}
+inline V of_bytes(const uint8_t* p, int half) {
+    V r;
+    for (int i = 0; i < 16; ++i) r.x[i] = float(p[2 * i + half]);
+    return r;
+}
+inline V to_bf16(const V& a) {  // rounded
+    uint16_t own[16];
+    store(own, a);
+    return load(own);
+}
 // Lanes 0 to 7, or 8 to 15, each twice.
 inline V twice_low(const V& a) {
     V r;
