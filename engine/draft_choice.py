@@ -54,7 +54,8 @@ class _Step:
 
     def __init__(self, plan: StepPlan, costs: StepCosts, most_s: float) -> None:
         self.work = plan.work
-        self.drawing = sum(w.samples for w in plan.work)
+        # What a token is worth is what it costs once all prompts are read.
+        self.drawing = max(plan.running, sum(w.samples for w in plan.work))
         self._costs = costs
         self._rows = plan.rows
         self.context = sum(w.start for w in plan.work)
@@ -63,8 +64,8 @@ class _Step:
         self.most_s = most_s if self._drawn <= most_s else LONGER * self._drawn
 
     def seconds(self, drafts: int) -> float:
-        """Of the rows drawn from and so many drafts. Rows of prompts are worth their time; they
-        count in what more rows cost."""
+        """Of a row of each sequence, and so many drafts beside what the step has anyway. Rows of
+        prompts are worth their time; they count in what more rows cost."""
         return self._drawn + self._costs.seconds(self._rows + drafts, self.context) - self._all
 
     def more(self, drafts: int) -> float:

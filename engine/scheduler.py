@@ -155,6 +155,7 @@ class Scheduler:
             self.pool.take_copies(),
             looked_up=sum(hits[s].looked_up for s in begun),
             found=sum(hits[s].tokens for s in begun),
+            running=len(self.running),
         )
 
     def _row_budget(self, needs: Mapping[Sequence, int]) -> int:

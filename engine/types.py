@@ -160,7 +160,8 @@ class StepPlan:
     """One step's decision. Blocks for every row, drafts included, are reserved.
 
     `copies` are (from, to) blocks to copy in all pools before any pass. Of `looked_up` tokens of
-    the sequences that begin or begin again, `found` had their KV in the prefix cache.
+    the sequences that begin or begin again, `found` had their KV in the prefix cache. `running`
+    sequences have a seat, some of which may have to wait for their prompt's turn.
     """
 
     number: int
@@ -169,6 +170,7 @@ class StepPlan:
     copies: tuple[tuple[int, int], ...] = ()
     looked_up: int = 0
     found: int = 0
+    running: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.work)

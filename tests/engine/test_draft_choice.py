@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -230,3 +231,13 @@ def test_what_can_be_saved_up_is_bounded() -> None:
     for _ in range(10_000):
         choice.propose(plan((sequence([1], "a"), 3)))
     assert max(choice._saved.values()) <= SAVED * 1.01
+
+
+def test_a_token_is_worth_what_it_costs_once_all_prompts_are_read() -> None:
+    """One sequence decodes, the prompts of many take their turns; soon a step will be of all of
+    them, and a token of it costs less than a draft does."""
+    costs = StepCosts(CostTable(((1, 2.0), (2, 2.9), (3, 3.8), (100, 91.1))))
+    alone = plan((sequence([1], "a"), 2))
+    for running, drafted in ((1, 2), (50, 0)):
+        choice = DraftChoice([Guess("ngram", grade=4)], costs=costs)
+        assert drafts([choice.propose(replace(alone, running=running))]) == [drafted]
