@@ -15,7 +15,7 @@ from engine.types import Proposal, Verdict
 # What is expected of a source before it has been seen, by grade: with some hope, so that it is.
 PRIORS: Mapping[str, Seq[float]] = {
     "grammar": (0.99,),
-    "ngram": (0.5, 0.6, 0.7, 0.8, 0.9),
+    "ngram": (0.6, 0.7, 0.8, 0.9),
     "model": (0.75,),
 }
 UNKNOWN = (0.6,)
@@ -54,13 +54,18 @@ class Acceptance:
         self._shares: dict[tuple[str, int, int], _Share] = {}
         self._own: dict[str, dict[str, _Share]] = {}
 
-    def survival(self, request_id: str, source: str, grade: int, count: int) -> list[float]:
-        """Of each of `count` drafts of one proposal: that it and all before are accepted."""
+    def survival(
+        self, request_id: str, source: str, grade: int, count: int, least: float = 0.0
+    ) -> list[float]:
+        """Of each of the first drafts of one proposal, `count` at most: that it and all before are
+        accepted. Ends before one that is less likely than `least`."""
         own = self._own.get(request_id, {}).get(source)
         skill = 1.0 if own is None else own.value
         left, out = 1.0, []
         for position in range(count):
             left *= min(CERTAIN, skill * self._share(source, grade, position).value)
+            if left < least:
+                break
             out.append(left)
         return out
 

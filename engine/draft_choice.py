@@ -20,6 +20,11 @@ from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
 
 # Another choice of source and number of passes than in the step before must be better by so much.
 STAY = 1.03
+# A draft that is less likely to survive is not thought about, unless rows cost nothing.
+HOPELESS = 0.05
+# If even drafts that are all accepted gave no more than so many times the tokens a second, nobody
+# is asked for any: that takes a per cent of a step of many sequences.
+WORTH_ASKING = 1.05
 # The share of the time that goes to sources that do not pay, and how much of it can be saved up, in
 # steps: a try of a model costs many.
 TRY, SAVED = 0.01, 40.0
@@ -61,12 +66,21 @@ class _Step:
         self.context = sum(w.start for w in plan.work)
         self._drawn = costs.seconds(max(1, self.drawing), self.context)
         self._all = costs.seconds(self._rows, self.context)
-        self.most_s = most_s if self._drawn <= most_s else LONGER * self._drawn
+        alone = costs.seconds(max(1, sum(w.samples for w in plan.work)), self.context)
+        limit = most_s if alone <= most_s else LONGER * alone
+        self.most_s = self._drawn + max(0.0, limit - self._all)
 
     def seconds(self, drafts: int) -> float:
         """Of a row of each sequence, and so many drafts beside what the step has anyway. Rows of
         prompts are worth their time; they count in what more rows cost."""
         return self._drawn + self._costs.seconds(self._rows + drafts, self.context) - self._all
+
+    @property
+    def worth_asking(self) -> bool:
+        """Whether drafts could pay, were they as good as can be."""
+        most, now = sum(w.draft_cap for w in self.work), self.drawing / self.seconds(0)
+        counts = (n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= most)
+        return any((self.drawing + n) / self.seconds(n) > WORTH_ASKING * now for n in counts)
 
     def more(self, drafts: int) -> float:
         """Of one draft more than so many."""
@@ -101,6 +115,7 @@ class DraftChoice:
         self._stay: tuple[str, int] = ("", 0)  # the priced source and its passes, last time
         self._saved: dict[str, float] = {}
         self._turn = 0
+        self._least = 0.0
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:
@@ -111,10 +126,11 @@ class DraftChoice:
         return sum(source.errors for source in self.sources)
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
-        if not self.sources or not any(w.draft_cap for w in plan.work):
-            return [NO_PROPOSAL] * len(plan.work)
-        free, chains = self._guesses(plan)
         step = _Step(plan, self._costs, self._most_s)
+        if not self.sources or not step.worth_asking:
+            return [NO_PROPOSAL] * len(plan.work)
+        self._least = HOPELESS if step.more(0) else 0.0
+        free, chains = self._guesses(plan)
         option = self._choose(step, chains)
         if option.priced is None:
             option = self._try_priced(step, option)
@@ -157,7 +173,8 @@ class DraftChoice:
         return best, [Chain(s, e) for s, e in zip(survivals, each, strict=True)]
 
     def _survival(self, work: Work, source: str, grade: int, count: int) -> list[float]:
-        return self._acceptance.survival(work.seq.request.id, source, grade, count)
+        request_id = work.seq.request.id
+        return self._acceptance.survival(request_id, source, grade, count, self._least)
 
     # ---- what is -------------------------------------------------------------------------------
 

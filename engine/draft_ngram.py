@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 
-SIZES = (8, 5, 3, 2, 1)
+SIZES = (8, 5, 3, 2)
 TOKEN_BITS = 32
 
 

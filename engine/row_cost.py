@@ -10,7 +10,7 @@ from engine.step_costs import CostTable
 from engine.types import Feed, Model
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-REPETITIONS = 3
+REPETITIONS = 5
 # A size whose first pass takes longer is measured no more, one that takes half as long only once,
 # and all larger ones are reckoned from the two before.
 LONG_S = 0.25

@@ -34,6 +34,9 @@ from engine.types import LogitRules, Proposal, Sequence, StepPlan, TextStream, V
 RowsWithin = Callable[[float, int, int, int], int]
 
 
+PROMPTS = 0.9  # of the time of a step; drafts of those who decode have the rest
+
+
 class Scheduler:
     """Holds every live sequence: waiting in the policy's order, or running.
 
@@ -165,7 +168,7 @@ class Scheduler:
             return most
         context = sum(s.computed for s in needs)
         decoding = sum(need <= 1 for need in needs.values())
-        return self._rows_within(self._config.step_s, context, decoding, most)
+        return self._rows_within(PROMPTS * self._config.step_s, context, decoding, most)
 
     def _admissible(self) -> dict[Sequence, Hit]:
         """Who waits, first to serve first, as far as there are seats and blocks for all they hold,

@@ -93,12 +93,12 @@ def test_free_rows_are_all_used() -> None:
 
 def test_dear_rows_are_used_as_far_as_drafts_are_good() -> None:
     """A row costs as much as a step of its own: no draft is worth more than a certain one."""
-    choice = DraftChoice([Guess("ngram", grade=4)], costs=STEEP)
+    choice = DraftChoice([Guess("ngram", grade=3)], costs=STEEP)
     assert sum(drafts(run(choice, 1.0, 50, plan((sequence([1], "a"), 4))))) == 0
     half = table(1.0, 1.5)
-    good = DraftChoice([Guess("ngram", grade=4)], costs=half)
+    good = DraftChoice([Guess("ngram", grade=3)], costs=half)
     assert drafts(run(good, 1.0, 100, plan((sequence([1], "a"), 4))))[-1] == 4
-    bad = DraftChoice([Guess("ngram", grade=4)], costs=half)
+    bad = DraftChoice([Guess("ngram", grade=3)], costs=half)
     assert sum(drafts(run(bad, 0.3, 300, plan((sequence([1], "a"), 4))))[50:]) < 30
 
 
@@ -118,7 +118,7 @@ def test_what_has_become_good_is_found_out() -> None:
 
 
 def test_every_sequence_has_its_turn_of_tries() -> None:
-    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 2.0, 3.0))
+    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 1.7, 2.4))
     step = plan(*((sequence([1], name), 3) for name in "abcd"))
     tried = [
         sum(len(p.tokens) for p in ps) for ps in zip(*run(choice, 0.0, 3000, step), strict=True)
@@ -150,7 +150,7 @@ def test_as_many_passes_as_pay() -> None:
 
 
 def test_a_free_guess_that_gets_as_far_is_taken_instead() -> None:
-    ngram, model = Guess("ngram", 1, grade=4), Guess("model", 2)
+    ngram, model = Guess("ngram", 1, grade=3), Guess("model", 2)
     choice = DraftChoice([ngram], [Priced(model, table(0.2, 0.2))], costs=table(1.0, 1.0))
     step = plan((sequence([1], "a"), 4), (sequence([1], "b"), 4))
     run(choice, 0.8, 100, step)
@@ -163,12 +163,12 @@ def test_a_free_guess_that_gets_as_far_is_taken_instead() -> None:
 
 def test_a_model_that_has_not_caught_up_leaves_the_free_guess() -> None:
     """As far as it is as likely as what was hoped for."""
-    ngram, model = Guess("ngram", 1, grade=2), Guess("model", 2)
+    ngram, model = Guess("ngram", 1, grade=1), Guess("model", 2)
     choice = DraftChoice([ngram], [Priced(model, table(0.01, 0.01))], costs=table(1.0, 1.0))
     step = level(plan((sequence([1], "a"), 4)))
     assert choice.propose(step)[0].source == "model"
     model.silent = True
-    assert choice.propose(step) == [Proposal((1,) * 3, "ngram", None, 2)]
+    assert choice.propose(step) == [Proposal((1,) * 3, "ngram", None, 1)]
 
 
 def test_a_long_prompt_is_read_by_the_draft_only_for_outputs_that_pay_for_it() -> None:
@@ -197,7 +197,7 @@ def test_the_choice_stays_where_another_is_hardly_better() -> None:
 def test_no_draft_makes_a_step_too_long(most_s: float, most: int) -> None:
     """One that takes too long by itself may take up to three times as long."""
     costs = table(1.0, 1.1, 1.2, 1.3) if most_s >= 1 else table(1.0, 1.4, 2.0, 2.6, 3.2)
-    choice = DraftChoice([Guess("ngram", grade=4)], costs=costs, most_s=most_s)
+    choice = DraftChoice([Guess("ngram", grade=3)], costs=costs, most_s=most_s)
     assert max(drafts(run(choice, 1.0, 80, plan((sequence([1], "a"), 4))))) == most
 
 
@@ -205,7 +205,7 @@ def test_rows_of_prompts_neither_pay_for_drafts_nor_forbid_them() -> None:
     """The rate is that of the rows drawn from; what a draft costs is that of one row more."""
     costs = StepCosts(CostTable(((1, 1.0), (2, 1.1), (100, 10.9), (200, 110.9))))
     few, many = sequence([1], "a"), sequence([1] * 150, "b")
-    choice = DraftChoice([Guess("ngram", grade=4)], costs=costs)
+    choice = DraftChoice([Guess("ngram", grade=3)], costs=costs)
     alone = plan((few, 2))
     assert drafts([choice.propose(alone)]) == [2]
     beside = StepPlan(1, (*alone.work, Work(many, 0, 20, 0, False)))
@@ -226,7 +226,7 @@ def test_what_a_request_does_not_want_is_not_tried_either() -> None:
 
 
 def test_what_can_be_saved_up_is_bounded() -> None:
-    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 2.0, 3.0))
+    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 1.9, 2.8))
     run(choice, 0.0, 20, plan((sequence([1], "a"), 0), (sequence([1], "b"), 3)))
     for _ in range(10_000):
         choice.propose(plan((sequence([1], "a"), 3)))
@@ -239,5 +239,27 @@ def test_a_token_is_worth_what_it_costs_once_all_prompts_are_read() -> None:
     costs = StepCosts(CostTable(((1, 2.0), (2, 2.9), (3, 3.8), (100, 91.1))))
     alone = plan((sequence([1], "a"), 2))
     for running, drafted in ((1, 2), (50, 0)):
-        choice = DraftChoice([Guess("ngram", grade=4)], costs=costs)
+        choice = DraftChoice([Guess("ngram", grade=3)], costs=costs)
         assert drafts([choice.propose(replace(alone, running=running))]) == [drafted]
+
+
+def test_prompts_that_fill_a_step_leave_no_time_for_drafts() -> None:
+    costs = StepCosts(CostTable(((1, 1.0), (101, 11.0))))
+    few, many = sequence([1], "a"), sequence([1] * 150, "b")
+    for rows, drafted in ((29, 0), (28, 1), (20, 4)):
+        choice = DraftChoice([Guess("ngram", grade=3)], costs=costs, most_s=3.95)
+        step = StepPlan(1, (*plan((few, 4)).work, Work(many, 0, rows, 0, False)))
+        assert drafts([choice.propose(step)]) == [drafted]
+
+
+def test_nobody_is_asked_where_even_the_best_drafts_would_not_pay() -> None:
+    """But for the number of drafts at which they would, if there is one."""
+    step = plan(*((sequence([1], name), 4) for name in "abcd"))
+    for more, asked in ((1.0, 0), (0.97, 0), (0.5, 1)):
+        guess = Guess("ngram")
+        costs = StepCosts(CostTable(((1, 1.0), (4, 4.0), (100, 4.0 + 96 * more))))
+        DraftChoice([guess], costs=costs).propose(step)
+        assert len(guess.asked) == asked
+    guess = Guess("ngram")
+    costs = StepCosts(CostTable(((1, 1.0), (4, 4.0), (5, 6.0), (12, 6.0), (100, 500.0))))
+    assert drafts([DraftChoice([guess], costs=costs).propose(step)]) == [8]

@@ -57,13 +57,13 @@ def test_the_longest_match_wins_and_then_the_latest() -> None:
     assert naive([1, 2, 3, 7, 2, 3, 8, 3, 9, 1, 2, 3], 1) == (7,)
     assert naive([2, 3, 7, 2, 3, 8, 2, 3], 1) == (8,)
     index = NgramIndex(SIZES)
-    assert index.continuation([1, 2, 3, 7, 2, 3, 8, 3, 9, 1, 2, 3], 1) == ((7,), 2)
-    assert NgramIndex(SIZES).continuation([2, 3, 7, 2, 3, 8, 2, 3], 2) == ((8, 2), 1)
+    assert index.continuation([1, 2, 3, 7, 2, 3, 8, 3, 9, 1, 2, 3], 1) == ((7,), 1)
+    assert NgramIndex(SIZES).continuation([2, 3, 7, 2, 3, 8, 2, 3], 2) == ((8, 2), 0)
 
 
 def test_a_repetition_goes_on_past_the_end() -> None:
     assert NgramIndex(SIZES).continuation([5, 1, 2, 1, 2], 6)[0] == (1, 2, 1, 2, 1, 2)
-    assert NgramIndex(SIZES).continuation([4, 4], 3)[0] == (4, 4, 4)
+    assert NgramIndex(SIZES).continuation([4, 4, 4], 3)[0] == (4, 4, 4)
 
 
 def test_the_cap_is_kept_and_zero_is_no_proposal() -> None:
