@@ -15,7 +15,7 @@ from math import exp, log
 # single pass counts for more than so much, for it may have waited for a processor.
 PACE, SHARED, MOST = 0.05, 0.9, 0.5
 # Rows that a capped step may always have: their cost per row is at most so much over the least.
-EFFICIENT = 1.25
+EFFICIENT = 1.15
 
 
 @dataclass(frozen=True, slots=True)
