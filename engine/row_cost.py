@@ -11,9 +11,9 @@ from engine.types import Feed, Model
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 REPETITIONS = 5
-# A size whose first pass takes longer is measured no more, one that takes half as long only once,
-# and all larger ones are reckoned from the two before.
-LONG_S = 0.25
+# A size whose first pass takes longer is measured once, and is the largest; one that takes half as
+# long twice, a quarter three times, and so on. Larger ones are reckoned from the last two.
+LONG_S = 0.5
 # Sequences, positions of context and rows of each for what context costs.
 TOGETHER, CONTEXT, MANY = 8, 512, 5
 
@@ -21,7 +21,7 @@ TOGETHER, CONTEXT, MANY = 8, 512, 5
 def measure_costs(
     model: Model, num_blocks: int, block_size: int, clock: Callable[[], float]
 ) -> CostTable:
-    """As far as the pool reaches: the least of several passes of each size, taken in turns.
+    """As far as the pool reaches, the least of several passes of each size, taken in turns.
     Overwrites the KV pool."""
 
     def run(feeds: list[Feed]) -> float:
@@ -37,8 +37,9 @@ def measure_costs(
         least[size] = run(fresh(size))
         if least[size] > LONG_S and len(least) > 1:
             break
-    for size in [s for _ in range(REPETITIONS - 1) for s, t in least.items() if t < LONG_S / 2]:
-        least[size] = min(least[size], run(fresh(size)))
+    for turn in range(1, REPETITIONS):
+        for size in [s for s, seconds in least.items() if seconds < LONG_S / 2**turn]:
+            least[size] = min(least[size], run(fresh(size)))
     sequences = min(TOGETHER, num_blocks * block_size // (CONTEXT + MANY + block_size))
     if sequences < 1 or least[1] > LONG_S / 2:
         return CostTable(tuple(least.items()))

@@ -15,7 +15,7 @@ from math import exp, log
 # single pass counts for more than so much, for it may have waited for a processor.
 PACE, SHARED, MOST = 0.05, 0.9, 0.5
 # Rows that a capped step may always have: their cost per row is at most so much over the least.
-EFFICIENT = 1.15
+EFFICIENT, GROWTH = 1.15, 2**0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class StepCosts:
         """As many rows as a pass may have to end within `seconds`, `most` at most. At least those
         of `decoding` and as many more as it takes for a row to be about as cheap as it can be:
         prompts have to get on."""
-        sizes = [*(r for r in self._rows if r < most), most]
+        sizes = sorted({min(most, round(GROWTH**n)) for n in range(most.bit_length() * 4 + 1)})
         cheapest = min(self.seconds(r) / r for r in sizes)
         least = next(r for r in sizes if self.seconds(r) <= EFFICIENT * cheapest * r)
         in_time = _last(lambda rows: self.seconds(rows, context) <= seconds, most)

@@ -76,7 +76,7 @@ def test_rows_that_fit_a_time() -> None:
 def test_prompts_get_on_in_steps_that_are_too_long_already() -> None:
     """By as many rows as are about as cheap as they can be, beside all that decode."""
     costs = StepCosts(CostTable(((1, 10.0), (8, 11.0), (16, 19.0), (24, 27.0), (128, 131.0))))
-    assert costs.rows_within(1.0, 0, 30, 256) == 54
+    assert costs.rows_within(1.0, 0, 30, 256) == 49
     assert costs.rows_within(1.0, 0, 250, 256) == 256
 
 
