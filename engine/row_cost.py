@@ -24,40 +24,42 @@ def measure_costs(
     """As far as the pool reaches, the least of several passes of each size, taken in turns.
     Overwrites the KV pool."""
 
-    def run(feeds: list[Feed]) -> float:
+    def run(sequences: int, context: int, rows: int) -> float:
+        feeds = _feeds(sequences, context, rows, block_size)
         start = clock()
         model.run(feeds)
         return clock() - start
 
-    def fresh(rows: int) -> list[Feed]:
-        return _feeds(1, 0, rows, block_size)
+    positions = num_blocks * block_size
+    seconds = _by_rows(run, [s for s in SIZES if s <= positions])
+    sequences = min(TOGETHER, positions // (CONTEXT + MANY + block_size))
+    if sequences < 1 or seconds[1] > LONG_S / 4:
+        return CostTable(tuple(seconds.items()))
+    one, many = (_by_context(run, sequences, rows) for rows in (1, MANY))
+    return CostTable(tuple(seconds.items()), one, max(0.0, many - one) / (MANY - 1))
 
+
+# Seconds of a pass of so many sequences, positions of context, and rows of each.
+_Run = Callable[[int, int, int], float]
+
+
+def _by_rows(run: _Run, sizes: list[int]) -> dict[int, float]:
     least: dict[int, float] = {}
-    for size in (s for s in SIZES if s <= num_blocks * block_size):
-        least[size] = run(fresh(size))
+    for size in sizes:
+        least[size] = run(1, 0, size)
         if least[size] > LONG_S and len(least) > 1:
             break
     for turn in range(1, REPETITIONS):
         for size in [s for s, seconds in least.items() if seconds < LONG_S / 2**turn]:
-            least[size] = min(least[size], run(fresh(size)))
-    sequences = min(TOGETHER, num_blocks * block_size // (CONTEXT + MANY + block_size))
-    if sequences < 1 or least[1] > LONG_S / 2:
-        return CostTable(tuple(least.items()))
+            least[size] = min(least[size], run(1, 0, size))
+    return least
 
-    def more(rows: int) -> float:
-        """Seconds that CONTEXT positions take, over next to none, for each sequence and one."""
-        pairs = [
-            (
-                run(_feeds(sequences, CONTEXT, rows, block_size)),
-                run(_feeds(sequences, 0, rows, block_size)),
-            )
-            for _ in range(REPETITIONS)
-        ]
-        far, near = min(far for far, _ in pairs), min(near for _, near in pairs)
-        return max(0.0, far - near) / (sequences * CONTEXT)
 
-    one = more(1)
-    return CostTable(tuple(least.items()), one, max(0.0, more(MANY) - one) / (MANY - 1))
+def _by_context(run: _Run, sequences: int, rows: int) -> float:
+    """Seconds for a position of context of a sequence."""
+    pairs = [(run(sequences, CONTEXT, rows), run(sequences, 0, rows)) for _ in range(REPETITIONS)]
+    far, near = min(far for far, _ in pairs), min(near for _, near in pairs)
+    return max(0.0, far - near) / (sequences * CONTEXT)
 
 
 def _feeds(sequences: int, context: int, rows: int, block_size: int) -> list[Feed]:
