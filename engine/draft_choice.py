@@ -9,12 +9,14 @@ accepted (`engine.acceptance`) and what rows and passes cost (`engine.step_costs
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from engine.acceptance import Acceptance
 from engine.draft import DraftSource, allowed
-from engine.draft_pick import Chain, Pick, pick
+from engine.draft_passes import Option, Priced, lag_of, with_passes
+from engine.draft_pick import Chain, pick
+from engine.draft_step import DraftStep
 from engine.step_costs import StepCosts
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
 
@@ -22,79 +24,15 @@ from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
 STAY = 1.03
 # A draft that is less likely to survive is not thought about, unless rows cost nothing.
 HOPELESS = 0.05
-# If even drafts that are all accepted gave no more than so many times the tokens a second, nobody
-# is asked for any: that takes a per cent of a step of many sequences.
-WORTH_ASKING = 1.05
 # The share of the time that goes to sources that do not pay, and how much of it can be saved up, in
 # steps: a try of a model costs many.
 TRY, SAVED = 0.01, 40.0
-# A step that takes longer than it should without any drafts may take so many times that with them.
-LONGER = 3.0
-# A draft model that lags behind a sequence by more rows than this catches up for the steps to come
-# rather than for the next one: for so many, if the sequence lasts as long.
-LEVEL, HORIZON = 16, 32
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A source of which every draft costs a pass of its model."""
-
-    source: DraftSource
-    costs: StepCosts
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """What could be done in a step: `passes` of a source (None: none), for the sequences in
-    `drafting`."""
-
-    priced: Priced | None
-    passes: int
-    drafting: frozenset[int]
-    pick: Pick
-
-
-class _Step:
-    """What is known of a step before it is decided."""
-
-    def __init__(self, plan: StepPlan, costs: StepCosts, most_s: float) -> None:
-        self.work = plan.work
-        # What a token is worth is what it costs once all prompts are read.
-        self.drawing = max(plan.running, sum(w.samples for w in plan.work))
-        self._costs = costs
-        self._rows = plan.rows
-        self.context = sum(w.start for w in plan.work)
-        self._drawn = costs.seconds(max(1, self.drawing), self.context)
-        self._all = costs.seconds(self._rows, self.context)
-        alone = costs.seconds(max(1, sum(w.samples for w in plan.work)), self.context)
-        limit = most_s if alone <= most_s else LONGER * alone
-        self.most_s = self._drawn + max(0.0, limit - self._all)
-
-    def seconds(self, drafts: int) -> float:
-        """Of a row of each sequence, and so many drafts beside what the step has anyway. Rows of
-        prompts are worth their time; they count in what more rows cost."""
-        return self._drawn + self._costs.seconds(self._rows + drafts, self.context) - self._all
-
-    @property
-    def worth_asking(self) -> bool:
-        """Whether drafts could pay, were they as good as can be."""
-        most, now = sum(w.draft_cap for w in self.work), self.drawing / self.seconds(0)
-        counts = (n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= most)
-        return any((self.drawing + n) / self.seconds(n) > WORTH_ASKING * now for n in counts)
-
-    def more(self, drafts: int) -> float:
-        """Of one draft more than so many."""
-        return max(0.0, self.seconds(drafts + 1) - self.seconds(drafts))
-
-    def each(self, work: Work) -> float:
-        """Of a draft of this sequence, beside what any row takes."""
-        return self._costs.per_draft(work.start + work.count)
 
 
 class DraftChoice:
     """`DraftSource` of the best drafts of several: of the `free` ones, and of at most one of the
     `priced` ones in a step. `costs` are the target's. A step is made no longer than `most_s`
-    seconds by drafts, and if it is longer without, no longer than LONGER times that.
+    seconds by drafts, and if it is longer without, no longer than a few times that.
     """
 
     name = "choice"
@@ -126,7 +64,7 @@ class DraftChoice:
         return sum(source.errors for source in self.sources)
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
-        step = _Step(plan, self._costs, self._most_s)
+        step = DraftStep(plan, self._costs, self._most_s)
         if not self.sources or not step.worth_asking:
             return [NO_PROPOSAL] * len(plan.work)
         self._least = HOPELESS if step.more(0) else 0.0
@@ -178,8 +116,8 @@ class DraftChoice:
 
     # ---- what is -------------------------------------------------------------------------------
 
-    def _choose(self, step: _Step, chains: Seq[Chain]) -> _Option:
-        best = _Option(None, 0, frozenset(), pick(chains, step.drawing, step.seconds, step.most_s))
+    def _choose(self, step: DraftStep, chains: Seq[Chain]) -> Option:
+        best = Option(None, 0, frozenset(), pick(chains, step.drawing, step.seconds, step.most_s))
         stay = best if self._stay[1] == 0 else None
         for priced in self._priced:
             name = priced.source.name
@@ -188,7 +126,7 @@ class DraftChoice:
                 for w in step.work
             ]
             for passes in range(1, max(map(len, hopes)) + 1):
-                option = _with_passes(step, chains, hopes, priced, passes, best.pick.rate)
+                option = with_passes(step, chains, hopes, priced, passes, best.pick.rate)
                 if option is None:
                     continue
                 if self._stay == (priced.source.name, passes):
@@ -201,7 +139,7 @@ class DraftChoice:
         self._stay = name, best.passes
         return best
 
-    def _draw(self, plan: StepPlan, option: _Option) -> list[Proposal]:
+    def _draw(self, plan: StepPlan, option: Option) -> list[Proposal]:
         if option.priced is None:
             return [NO_PROPOSAL] * len(plan.work)
         work = tuple(
@@ -212,13 +150,13 @@ class DraftChoice:
 
     # ---- and what is tried all the same ------------------------------------------------------
 
-    def _save(self, step: _Step, name: str) -> float:
+    def _save(self, step: DraftStep, name: str) -> float:
         """Seconds that may now be spent on trying a source."""
         one = step.seconds(0)
         saved = self._saved[name] = min(SAVED * one, self._saved.get(name, 0.0) + TRY * one)
         return saved
 
-    def _try_priced(self, step: _Step, option: _Option) -> _Option:
+    def _try_priced(self, step: DraftStep, option: Option) -> Option:
         """One draft of a priced source for the sequence for which that costs least."""
         for priced in self._priced:
             name = priced.source.name
@@ -226,17 +164,17 @@ class DraftChoice:
             could = [i for i, w in enumerate(step.work) if w.draft_cap and allowed(w, name)]
             if not could:
                 continue
-            i = min(could, key=lambda i: _lag(step.work[i]))
-            cost = priced.costs.seconds(_lag(step.work[i]), step.work[i].start) + step.more(0)
+            i = min(could, key=lambda i: lag_of(step.work[i]))
+            cost = priced.costs.seconds(lag_of(step.work[i]), step.work[i].start) + step.more(0)
             if cost <= saved:
                 self._saved[name] -= cost
                 lengths = list(option.pick.lengths)
                 lengths[i] = 1
                 tried = replace(option.pick, lengths=tuple(lengths))
-                return _Option(priced, 1, frozenset({i}), tried)
+                return Option(priced, 1, frozenset({i}), tried)
         return option
 
-    def _try_free(self, step: _Step, chains: Seq[Chain], lengths: list[int]) -> None:
+    def _try_free(self, step: DraftStep, chains: Seq[Chain], lengths: list[int]) -> None:
         """One draft of the next sequence that would get none."""
         saved, count = self._save(step, ""), len(chains)
         for i in (n % count for n in range(self._turn, self._turn + count)):
@@ -247,46 +185,6 @@ class DraftChoice:
                     self._saved[""] -= cost
                     self._turn, lengths[i] = i + 1, 1
                 return
-
-
-def _with_passes(
-    step: _Step,
-    chains: Seq[Chain],
-    hopes: Seq[Seq[float]],
-    priced: Priced,
-    passes: int,
-    rate: float,
-) -> _Option | None:
-    """Drafts of `priced`, which survive as `hopes` says, where they get further than the free ones
-    by what they cost at `rate` tokens a second; None if that is nowhere."""
-    costs = priced.costs
-    row = (costs.seconds(9) - costs.seconds(1)) / 8
-    mixed, drafting, first, later = list(chains), set(), 0, 0.0
-    for i, work in enumerate(step.work):
-        survival = hopes[i][:passes]
-        if not survival:
-            continue
-        lag = _lag(work)
-        joining = row * lag / min(HORIZON, max(1, work.seq.left)) if lag > LEVEL else 0.0
-        cost = joining + row * (min(lag, LEVEL) + passes - 1)
-        if sum(survival) - sum(chains[i].survival) > rate * cost:
-            mixed[i] = Chain(survival, step.each(work))
-            drafting.add(i)
-            first += min(lag, LEVEL)
-            later += joining
-    if not drafting:
-        return None
-    context = sum(step.work[i].start for i in drafting)
-    drafts = costs.seconds(first, context)
-    drafts += (passes - 1) * costs.seconds(len(drafting), context) + later
-    found = pick(mixed, step.drawing, lambda n: step.seconds(n) + drafts, step.most_s)
-    used = frozenset(i for i in drafting if found.lengths[i])
-    return _Option(priced, passes, used, found) if used else None
-
-
-def _lag(work: Work) -> int:
-    """Rows until a draft model is level with the sequence."""
-    return work.start + work.count - work.seq.drafted
 
 
 def _permitted(plan: StepPlan, source: str) -> StepPlan:

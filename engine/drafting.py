@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.draft import DraftSource
-from engine.draft_choice import DraftChoice, Priced
+from engine.draft_choice import DraftChoice
 from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.draft_passes import Priced
 from engine.draft_time import TimedDraft
 from engine.draft_watch import WatchedDraft
 from engine.pooled import Models

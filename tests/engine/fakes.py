@@ -10,10 +10,11 @@ from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import DraftSource
-from engine.draft_choice import DraftChoice, Priced
+from engine.draft_choice import DraftChoice
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.draft_passes import Priced
 from engine.observer import StepReport
 from engine.outcome import Finish, Logprobs, TokenChunk
 from engine.policy import ClassArrival, Policy

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from engine.draft_choice import SAVED, TRY, DraftChoice, Priced
+from engine.draft_choice import SAVED, TRY, DraftChoice
+from engine.draft_passes import Priced
 from engine.request import SpeculationParams
 from engine.step_costs import CostTable, StepCosts
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
