@@ -70,6 +70,6 @@ SETTINGS = (
     Setting("cancels", 100, "ngram", cancels=True),
     Setting("continued", 100, "none", continued=True),
     Setting("restart", 100, "ngram", restart=True),
-    Setting("samples", 100, "ngram", samples=4),
+    Setting("samples", 100, "flawed", samples=4),
     Setting("samples-preempted", 60, "flawed", (8, 16), tight=True, samples=3),
 )
