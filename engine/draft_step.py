@@ -7,7 +7,7 @@ from engine.types import StepPlan, Work
 
 # If even drafts that are all accepted gave no more than so many times the tokens a second, nobody
 # is asked for any: that takes a per cent of a step of many sequences.
-WORTH_ASKING = 1.05
+WORTH_ASKING = 1.1
 # A step that takes longer than it should without any drafts may take so many times that with them.
 LONGER = 3.0
 

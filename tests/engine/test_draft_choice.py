@@ -119,7 +119,7 @@ def test_what_has_become_good_is_found_out() -> None:
 
 
 def test_every_sequence_has_its_turn_of_tries() -> None:
-    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 1.7, 2.4))
+    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 1.5, 2.0))
     step = plan(*((sequence([1], name), 3) for name in "abcd"))
     tried = [
         sum(len(p.tokens) for p in ps) for ps in zip(*run(choice, 0.0, 3000, step), strict=True)
@@ -227,7 +227,7 @@ def test_what_a_request_does_not_want_is_not_tried_either() -> None:
 
 
 def test_what_can_be_saved_up_is_bounded() -> None:
-    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 1.9, 2.8))
+    choice = DraftChoice([Guess("ngram")], costs=table(1.0, 1.7, 2.4))
     run(choice, 0.0, 20, plan((sequence([1], "a"), 0), (sequence([1], "b"), 3)))
     for _ in range(10_000):
         choice.propose(plan((sequence([1], "a"), 3)))
