@@ -18,12 +18,10 @@ from engine.draft_passes import Option, Priced, lag_of, with_passes
 from engine.draft_pick import Chain, pick
 from engine.draft_step import DraftStep
 from engine.step_costs import StepCosts
-from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
+from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict
 
 # Another choice of source and number of passes than in the step before must be better by so much.
 STAY = 1.03
-# A draft that is less likely to survive is not thought about, unless rows cost nothing.
-HOPELESS = 0.05
 # The share of the time that goes to sources that do not pay, and how much of it can be saved up, in
 # steps: a try of a model costs many.
 TRY, SAVED = 0.01, 40.0
@@ -53,7 +51,6 @@ class DraftChoice:
         self._stay: tuple[str, int] = ("", 0)  # the priced source and its passes, last time
         self._saved: dict[str, float] = {}
         self._turn = 0
-        self._least = 0.0
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:
@@ -64,11 +61,13 @@ class DraftChoice:
         return sum(source.errors for source in self.sources)
 
     def propose(self, plan: StepPlan) -> list[Proposal]:
+        none = [NO_PROPOSAL] * len(plan.work)
+        if not self.sources:
+            return none
         step = DraftStep(plan, self._costs, self._most_s)
-        if not self.sources or not step.worth_asking:
-            return [NO_PROPOSAL] * len(plan.work)
-        self._least = HOPELESS if step.more(0) else 0.0
-        free, chains = self._guesses(plan)
+        if not step.worth_asking:
+            return none
+        free, chains = self._guesses(plan, step)
         option = self._choose(step, chains)
         if option.priced is None:
             option = self._try_priced(step, option)
@@ -94,7 +93,7 @@ class DraftChoice:
 
     # ---- what could be verified ----------------------------------------------------------------
 
-    def _guesses(self, plan: StepPlan) -> tuple[list[Proposal], list[Chain]]:
+    def _guesses(self, plan: StepPlan, step: DraftStep) -> tuple[list[Proposal], list[Chain]]:
         """By sequence, the free guess that gets furthest, and its chain."""
         best = [NO_PROPOSAL] * len(plan.work)
         survivals: list[list[float]] = [[] for _ in plan.work]
@@ -102,17 +101,13 @@ class DraftChoice:
             guesses = source.propose(_permitted(plan, source.name))
             for i, guess in enumerate(guesses):
                 if guess.tokens:
-                    survival = self._survival(
-                        plan.work[i], guess.source, guess.grade, len(guess.tokens)
+                    request_id, count = plan.work[i].seq.request.id, len(guess.tokens)
+                    survival = self._acceptance.survival(
+                        request_id, guess.source, guess.grade, count, step.least
                     )
                     if sum(survival) > sum(survivals[i]):
                         best[i], survivals[i] = guess, survival
-        each = (self._costs.per_draft(w.start + w.count) for w in plan.work)
-        return best, [Chain(s, e) for s, e in zip(survivals, each, strict=True)]
-
-    def _survival(self, work: Work, source: str, grade: int, count: int) -> list[float]:
-        request_id = work.seq.request.id
-        return self._acceptance.survival(request_id, source, grade, count, self._least)
+        return best, [Chain(s, step.each(w)) for s, w in zip(survivals, plan.work, strict=True)]
 
     # ---- what is -------------------------------------------------------------------------------
 
@@ -122,14 +117,16 @@ class DraftChoice:
         for priced in self._priced:
             name = priced.source.name
             hopes = [
-                self._survival(w, name, 0, w.draft_cap) if allowed(w, name) else ()
+                self._acceptance.survival(w.seq.request.id, name, 0, w.draft_cap, step.least)
+                if allowed(w, name)
+                else ()
                 for w in step.work
             ]
             for passes in range(1, max(map(len, hopes)) + 1):
                 option = with_passes(step, chains, hopes, priced, passes, best.pick.rate)
                 if option is None:
                     continue
-                if self._stay == (priced.source.name, passes):
+                if self._stay == (name, passes):
                     stay = option
                 if option.pick.rate > best.pick.rate:
                     best = option

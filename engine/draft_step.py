@@ -5,6 +5,8 @@ from __future__ import annotations
 from engine.step_costs import StepCosts
 from engine.types import StepPlan, Work
 
+# A draft that is less likely to survive is not thought about, unless rows cost nothing.
+HOPELESS = 0.05
 # If even drafts that are all accepted gave no more than so many times the tokens a second, nobody
 # is asked for any: that takes a per cent of a step of many sequences.
 WORTH_ASKING = 1.1
@@ -17,16 +19,19 @@ class DraftStep:
 
     def __init__(self, plan: StepPlan, costs: StepCosts, most_s: float) -> None:
         self.work = plan.work
+        drawing = sum(w.samples for w in plan.work)
         # What a token is worth is what it costs once all prompts are read.
-        self.drawing = max(plan.running, sum(w.samples for w in plan.work))
+        self.drawing = max(plan.running, drawing)
         self._costs = costs
         self._rows = plan.rows
         self.context = sum(w.start for w in plan.work)
         self._drawn = costs.seconds(max(1, self.drawing), self.context)
         self._all = costs.seconds(self._rows, self.context)
-        alone = costs.seconds(max(1, sum(w.samples for w in plan.work)), self.context)
+        alone = costs.seconds(max(1, drawing), self.context)
         limit = most_s if alone <= most_s else LONGER * alone
         self.most_s = self._drawn + max(0.0, limit - self._all)
+        # How likely a draft must be to survive to be thought about.
+        self.least = HOPELESS if self.more(0) else 0.0
 
     def seconds(self, drafts: int) -> float:
         """Of a row of each sequence, and so many drafts beside what the step has anyway. Rows of

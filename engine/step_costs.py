@@ -5,8 +5,7 @@ Pure. Measured by `engine.row_cost`, told of passes by `engine.timed_model`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from math import exp, log
 
@@ -45,15 +44,17 @@ class StepCosts:
     def seconds(self, rows: int, context: int = 0) -> float:
         """Of a pass of so many rows, their sequences having `context` positions in all. Linear
         between two sizes and beyond the last."""
-        at = bisect_left(self._rows, rows)
-        if at == 0:
-            return self._now[0] + self._table.per_position * context
-        if len(self._rows) == 1:
-            return self._now[0] * rows / self._rows[0] + self._table.per_position * context
-        at = min(at, len(self._rows) - 1)
+        return self._by_rows(rows) + self._table.per_position * context
+
+    def _by_rows(self, rows: int) -> float:
+        at = min(bisect_left(self._rows, rows), len(self._rows) - 1)
+        if rows <= self._rows[0]:
+            return self._now[0]
+        if at == 0:  # the only size
+            return self._now[0] * rows / self._rows[0]
         low, high = self._rows[at - 1], self._rows[at]
         a, b = self._now[at - 1], self._now[at]
-        return a + (b - a) * (rows - low) / (high - low) + self._table.per_position * context
+        return a + (b - a) * (rows - low) / (high - low)
 
     def per_draft(self, context: int) -> float:
         """Seconds of attention for one more row of a sequence of `context` positions."""
@@ -76,17 +77,9 @@ class StepCosts:
         of `decoding` and as many more as it takes for a row to be about as cheap as it can be:
         prompts have to get on."""
         sizes = sorted({min(most, round(GROWTH**n)) for n in range(most.bit_length() * 4 + 1)})
-        cheapest = min(self.seconds(r) / r for r in sizes)
-        least = next(r for r in sizes if self.seconds(r) <= EFFICIENT * cheapest * r)
-        in_time = _last(lambda rows: self.seconds(rows, context) <= seconds, most)
+        each = [self.seconds(rows) / rows for rows in sizes]
+        cheap = EFFICIENT * min(each)
+        least = next(r for r, own in zip(sizes, each, strict=True) if own <= cheap)
+        every = range(1, most + 1)
+        in_time = bisect_right(every, seconds, key=lambda rows: self.seconds(rows, context))
         return min(most, max(decoding + least, in_time))
-
-
-def _last(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which a condition holds that holds up to some number;
-    0 if it never does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low

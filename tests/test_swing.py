@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -13,10 +14,8 @@ from tests.swing import ADAPTIVE, ratios, swing
 
 
 def source() -> Iterator[Request]:
-    number = 0
-    while True:
+    for number in count():
         yield Request(str(number), (1, 2, 3), StopParams(20), SamplingParams(0.0))
-        number += 1
 
 
 def test_every_phase_has_its_streams_and_its_rate() -> None:
