@@ -19,6 +19,7 @@ PRIORS: Mapping[str, Seq[float]] = {
     "model": (0.75,),
 }
 UNKNOWN = (0.6,)
+ANY = -1  # drafts of every grade
 POSITIONS = 8  # those beyond share the last one's estimate
 TRUST = 8.0  # tries that the expectation is worth
 MEMORY = 400.0  # tries after which old ones count half
@@ -54,15 +55,24 @@ class Acceptance:
         self._shares: dict[tuple[str, int, int], _Share] = {}
         self._own: dict[str, dict[str, _Share]] = {}
 
-    def survival(
-        self, request_id: str, source: str, grade: int, count: int, least: float = 0.0
+    def of_proposal(self, request_id: str, proposal: Proposal, least: float = 0.0) -> list[float]:
+        """Of each of the drafts that are there: that it and all before are accepted. Ends before
+        one that is less likely than `least`."""
+        return self._survival(request_id, proposal.source, _grades(proposal), least)
+
+    def of_draws(
+        self, request_id: str, source: str, count: int, least: float = 0.0
     ) -> list[float]:
-        """Of each of the first drafts of one proposal, `count` at most: that it and all before are
-        accepted. Ends before one that is less likely than `least`."""
+        """The same of `count` drafts that a source would have to make first, of whatever grade."""
+        return self._survival(request_id, source, (ANY,) * count, least)
+
+    def _survival(
+        self, request_id: str, source: str, grades: Seq[int], least: float
+    ) -> list[float]:
         own = self._own.get(request_id, {}).get(source)
         skill = 1.0 if own is None else own.value
         left, out = 1.0, []
-        for position in range(count):
+        for position, grade in enumerate(grades):
             left *= min(CERTAIN, skill * self._share(source, grade, position).value)
             if left < least:
                 break
@@ -75,10 +85,11 @@ class Acceptance:
         if not drafted:
             return
         expected = 0.0
-        for position in range(min(accepted + 1, drafted)):
-            share = self._share(proposal.source, proposal.grade, position)
+        for position, grade in enumerate(_grades(proposal)[: accepted + 1]):
+            share = self._share(proposal.source, grade, position)
             expected += share.value
-            share.add(float(position < accepted), 1.0, MEMORY)
+            for known in (share, self._share(proposal.source, ANY, position)):
+                known.add(float(position < accepted), 1.0, MEMORY)
         own = self._own.setdefault(request_id, {})
         if proposal.source not in own:
             own[proposal.source] = _Share(OWN_TRUST, OWN_TRUST)
@@ -92,6 +103,10 @@ class Acceptance:
         share = self._shares.get(key)
         if share is None:
             by_grade = PRIORS.get(source, UNKNOWN)
-            prior = by_grade[min(grade, len(by_grade) - 1)]
+            prior = by_grade[min(max(grade, 0), len(by_grade) - 1)]
             share = self._shares[key] = _Share(prior * TRUST, TRUST)
         return share
+
+
+def _grades(proposal: Proposal) -> Seq[int]:
+    return proposal.grades[: len(proposal.tokens)] or (0,) * len(proposal.tokens)

@@ -101,9 +101,8 @@ class DraftChoice:
             guesses = source.propose(_permitted(plan, source.name))
             for i, guess in enumerate(guesses):
                 if guess.tokens:
-                    request_id, count = plan.work[i].seq.request.id, len(guess.tokens)
-                    survival = self._acceptance.survival(
-                        request_id, guess.source, guess.grade, count, step.least
+                    survival = self._acceptance.of_proposal(
+                        plan.work[i].seq.request.id, guess, step.least
                     )
                     if sum(survival) > sum(survivals[i]):
                         best[i], survivals[i] = guess, survival
@@ -117,7 +116,7 @@ class DraftChoice:
         for priced in self._priced:
             name = priced.source.name
             hopes = [
-                self._acceptance.survival(w.seq.request.id, name, 0, w.draft_cap, step.least)
+                self._acceptance.of_draws(w.seq.request.id, name, w.draft_cap, step.least)
                 if allowed(w, name)
                 else ()
                 for w in step.work

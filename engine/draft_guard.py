@@ -69,6 +69,8 @@ class GuardedDraft:
                 raise ValueError("more drafts than asked for")
             if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
                 raise ValueError("a draft outside the vocabulary")
+            if proposal.grades and len(proposal.grades) < len(tokens):
+                raise ValueError("drafts without a grade")
             probs = proposal.probs
             if probs is None:
                 continue

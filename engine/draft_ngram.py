@@ -34,7 +34,9 @@ class NgramDraft:
             if index is None:
                 index = self._indexes[work.seq.request.id] = NgramIndex(self._sizes)
             guess, grade = index.continuation(work.seq.tokens, work.draft_cap)
-            proposals.append(Proposal(guess, self.name, None, grade) if guess else NO_PROPOSAL)
+            proposals.append(
+                Proposal(guess, self.name, None, (grade,) * len(guess)) if guess else NO_PROPOSAL
+            )
         return proposals
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:

@@ -186,14 +186,15 @@ class Proposal:
 
     `probs`: what each was drawn from, a (vocabulary,) tensor; None: it was no matter of chance.
     Only rejection sampling asks (`engine.rejection`). Whether a token is among `tokens` must then
-    not depend on what it is. `grade`: how much the guess rests on, 0 for the least, in grades of
-    the source's own; guesses of one grade are taken to be equally good (`engine.acceptance`).
+    not depend on what it is. `grades`: how much each guess rests on, 0 for the least, in grades of
+    the source's own; none: all are of grade 0. Guesses of one grade and position are taken to be
+    equally good (`engine.acceptance`). There may be more grades than tokens.
     """
 
     tokens: tuple[int, ...] = ()
     source: str = ""
     probs: Any = None
-    grade: int = 0
+    grades: tuple[int, ...] = ()
 
 
 NO_PROPOSAL = Proposal()

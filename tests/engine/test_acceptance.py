@@ -21,8 +21,15 @@ def tell(
         accepted = 0
         while accepted < len(true) and rng.random() < true[accepted]:
             accepted += 1
-        proposal = Proposal((1,) * len(true), source, None, grade)
+        proposal = Proposal((1,) * len(true), source, None, (grade,) * len(true))
         acceptance.learn(name or str(number), proposal, Verdict(accepted, 5))
+
+
+def survival(
+    acceptance: Acceptance, name: str, source: str, grade: int, count: int
+) -> list[float]:
+    proposal = Proposal((1,) * count, source, None, (grade,) * count)
+    return acceptance.of_proposal(name, proposal)
 
 
 @given(seed=st.integers(0, 999), true=st.lists(st.floats(0.2, 0.95), min_size=1, max_size=5))
@@ -34,7 +41,7 @@ def test_of_a_source_by_position(seed: int, true: list[float]) -> None:
     for probability in true:
         left *= probability
         expected.append(left)
-    got = acceptance.survival("new", "ngram", 0, len(true))
+    got = survival(acceptance, "new", "ngram", 0, len(true))
     assert got == pytest.approx(expected, abs=0.12)
     assert got == sorted(got, reverse=True)
 
@@ -45,9 +52,9 @@ def test_grades_and_sources_are_told_apart() -> None:
         tell(acceptance, rng, [0.1], 10, grade=0)
         tell(acceptance, rng, [0.9], 10, grade=3)
         tell(acceptance, rng, [0.5], 10, source="model")
-    one, three = (acceptance.survival("new", "ngram", grade, 1)[0] for grade in (0, 3))
+    one, three = (survival(acceptance, "new", "ngram", grade, 1)[0] for grade in (0, 3))
     assert (one, three) == (pytest.approx(0.1, abs=0.08), pytest.approx(0.9, abs=0.08))
-    assert acceptance.survival("new", "model", 0, 1)[0] == pytest.approx(0.5, abs=0.1)
+    assert survival(acceptance, "new", "model", 0, 1)[0] == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_sequence_may_be_worse_or_better_than_others() -> None:
@@ -56,12 +63,12 @@ def test_a_sequence_may_be_worse_or_better_than_others() -> None:
         tell(acceptance, rng, [0.6], 5)
         tell(acceptance, rng, [0.02], 1, "bad")
         tell(acceptance, rng, [0.95], 1, "good")
-    bad, new, good = (acceptance.survival(n, "ngram", 0, 1)[0] for n in ("bad", "new", "good"))
+    bad, new, good = (survival(acceptance, n, "ngram", 0, 1)[0] for n in ("bad", "new", "good"))
     assert bad < 0.15
     assert good > 0.8
     assert bad < new < good
     acceptance.forget("bad")
-    assert acceptance.survival("bad", "ngram", 0, 1) == [new]
+    assert survival(acceptance, "bad", "ngram", 0, 1) == [new]
     acceptance.forget("bad")
 
 
@@ -69,20 +76,40 @@ def test_text_that_changes_is_followed() -> None:
     acceptance, rng = Acceptance(), random.Random(3)
     tell(acceptance, rng, [0.9], 2000)
     tell(acceptance, rng, [0.1], 800)
-    assert acceptance.survival("new", "ngram", 0, 1)[0] < 0.3
+    assert survival(acceptance, "new", "ngram", 0, 1)[0] < 0.3
 
 
 def test_what_was_never_seen_has_some_hope() -> None:
     acceptance = Acceptance()
     for source, by_grade in PRIORS.items():
         for grade, prior in enumerate([*by_grade, by_grade[-1]]):
-            first = acceptance.survival("a", source, grade, 1)[0]
+            first = survival(acceptance, "a", source, grade, 1)[0]
             assert first == pytest.approx(min(prior, 0.98))
-    assert 0 < acceptance.survival("a", "another", 7, 20)[-1] < 1
+    assert 0 < survival(acceptance, "a", "another", 7, 20)[-1] < 1
 
 
 def test_nothing_proposed_teaches_nothing() -> None:
     acceptance = Acceptance()
-    before = acceptance.survival("a", "ngram", 0, 3)
+    before = survival(acceptance, "a", "ngram", 0, 3)
     acceptance.learn("a", NO_PROPOSAL, Verdict(0, 5))
-    assert acceptance.survival("a", "ngram", 0, 3) == before
+    assert survival(acceptance, "a", "ngram", 0, 3) == before
+
+
+def test_draws_that_are_still_to_be_made_are_of_any_grade() -> None:
+    acceptance, rng = Acceptance(), random.Random(4)
+    for _ in range(100):
+        tell(acceptance, rng, [0.2], 10, source="model", grade=0)
+        tell(acceptance, rng, [0.8], 10, source="model", grade=9)
+    low, high = (survival(acceptance, "new", "model", grade, 1)[0] for grade in (0, 9))
+    assert low < 0.3 < 0.7 < high
+    assert acceptance.of_draws("new", "model", 1)[0] == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_grades_of_one_proposal_may_differ() -> None:
+    acceptance = Acceptance()
+    for _ in range(200):
+        acceptance.learn("a", Proposal((1, 2), "table", None, (9, 1, 5)), Verdict(1, 5))
+        acceptance.forget("a")
+    first, second = acceptance.of_proposal("b", Proposal((1, 2), "table", None, (9, 1)))
+    assert first > 0.9
+    assert second < 0.2

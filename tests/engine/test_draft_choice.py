@@ -48,7 +48,7 @@ class Guess:
     def _one(self, work: Work) -> Proposal:
         if not work.draft_cap or self.silent:
             return NO_PROPOSAL
-        return Proposal((self._token,) * work.draft_cap, self.name, None, self._grade)
+        return Proposal((self._token,) * work.draft_cap, self.name, None, (self._grade,) * work.draft_cap)
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
         return None

@@ -37,6 +37,7 @@ NONSENSE = {
     "too few probabilities": Proposal((1,), "script", []),
     "too wide probabilities": Proposal((1,), "script", [[0.0] * (VOCAB + 1)]),
     "no number": Proposal(("x",), "script"),  # type: ignore[arg-type]
+    "too few grades": Proposal((1, 1), "script", None, (1,)),
 }
 
 
