@@ -60,9 +60,7 @@ class Acceptance:
         one that is less likely than `least`."""
         return self._survival(request_id, proposal.source, _grades(proposal), least)
 
-    def of_draws(
-        self, request_id: str, source: str, count: int, least: float = 0.0
-    ) -> list[float]:
+    def of_draws(self, request_id: str, source: str, count: int, least: float = 0.0) -> list[float]:
         """The same of `count` drafts that a source would have to make first, of whatever grade."""
         return self._survival(request_id, source, (ANY,) * count, least)
 

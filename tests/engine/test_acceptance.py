@@ -25,9 +25,7 @@ def tell(
         acceptance.learn(name or str(number), proposal, Verdict(accepted, 5))
 
 
-def survival(
-    acceptance: Acceptance, name: str, source: str, grade: int, count: int
-) -> list[float]:
+def survival(acceptance: Acceptance, name: str, source: str, grade: int, count: int) -> list[float]:
     proposal = Proposal((1,) * count, source, None, (grade,) * count)
     return acceptance.of_proposal(name, proposal)
 

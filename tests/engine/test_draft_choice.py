@@ -48,7 +48,8 @@ class Guess:
     def _one(self, work: Work) -> Proposal:
         if not work.draft_cap or self.silent:
             return NO_PROPOSAL
-        return Proposal((self._token,) * work.draft_cap, self.name, None, (self._grade,) * work.draft_cap)
+        count = work.draft_cap
+        return Proposal((self._token,) * count, self.name, None, (self._grade,) * count)
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
         return None
@@ -169,7 +170,7 @@ def test_a_model_that_has_not_caught_up_leaves_the_free_guess() -> None:
     step = level(plan((sequence([1], "a"), 4)))
     assert choice.propose(step)[0].source == "model"
     model.silent = True
-    assert choice.propose(step) == [Proposal((1,) * 3, "ngram", None, 1)]
+    assert choice.propose(step) == [Proposal((1,) * 3, "ngram", None, (1,) * 4)]
 
 
 def test_a_long_prompt_is_read_by_the_draft_only_for_outputs_that_pay_for_it() -> None:
