@@ -207,7 +207,7 @@ def _costs(
     def measured() -> str:
         return to_text(measure_costs(model, num_blocks, config.block_size, clock))
 
-    name = f"costs-{digest}-{config.weights}-{min(num_blocks, ENOUGH_BLOCKS)}"
+    name = f"costs-smooth-{digest}-{config.weights}-{min(num_blocks, ENOUGH_BLOCKS)}"
     try:
         return from_text(remembered(config.cache_dir, name, measured))
     except ValueError:  # of another version, or spoilt

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from itertools import pairwise
 
 from engine.request import SamplingParams
 from engine.step_costs import CostTable
@@ -14,6 +16,9 @@ REPETITIONS = 5
 # A size whose first pass takes longer is measured once, and is the largest; one that takes half as
 # long twice, a quarter three times, and so on. Larger ones are reckoned from the last two.
 LONG_S = 0.5
+# Few rows may cost by steps, as many as a register or a tile holds. From here on the steps are small
+# beside the rest, and what looks like one is the noise of a measurement.
+STEPS = 8
 # Sequences, positions of context and rows of each for what context costs.
 TOGETHER, CONTEXT, MANY = 8, 512, 5
 
@@ -31,7 +36,7 @@ def measure_costs(
         return clock() - start
 
     positions = num_blocks * block_size
-    seconds = _by_rows(run, [s for s in SIZES if s <= positions])
+    seconds = _smooth(_by_rows(run, [s for s in SIZES if s <= positions]))
     sequences = min(TOGETHER, positions // (CONTEXT + MANY + block_size))
     if sequences < 1 or seconds[1] > LONG_S / 4:
         return CostTable(tuple(seconds.items()))
@@ -53,6 +58,33 @@ def _by_rows(run: _Run, sizes: list[int]) -> dict[int, float]:
         for size in [s for s, seconds in least.items() if seconds < LONG_S / 2**turn]:
             least[size] = min(least[size], run(1, 0, size))
     return least
+
+
+def _smooth(seconds: dict[int, float]) -> dict[int, float]:
+    """The same without what cannot be: more rows never take less, and beyond `STEPS` none of them
+    takes less than one before it. A size that came out slow would make those after it look cheap.
+    """
+    few = [rows for rows in seconds if rows <= STEPS]
+    smooth = dict(zip(few, _rising([(seconds[rows], 1) for rows in few]), strict=True))
+    sizes = list(seconds)[len(few) - 1 :]
+    slopes = [((seconds[b] - seconds[a]) / (b - a), b - a) for a, b in pairwise(sizes)]
+    for (a, b), slope in zip(pairwise(sizes), _rising(slopes), strict=True):
+        smooth[b] = smooth[a] + max(0.0, slope) * (b - a)
+    return smooth
+
+
+def _rising(values: Seq[tuple[float, int]]) -> list[float]:
+    """Values with weights, the nearest that never fall: isotonic regression by pooling adjacent
+    violators (Ayer et al. 1955)."""
+    pools: list[tuple[float, int, int]] = []  # mean, weight, how many
+    for value, weight in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, more, others = pools.pop()
+            mean = (mean * weight + before * more) / (weight + more)
+            weight, count = weight + more, count + others
+        pools.append((mean, weight, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
 
 
 def _by_context(run: _Run, sequences: int, rows: int) -> float:

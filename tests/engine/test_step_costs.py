@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -108,6 +109,33 @@ def test_what_is_measured_is_what_it_costs() -> None:
     assert table.per_position == pytest.approx(1e-6)
     assert table.per_score == pytest.approx(2e-6)
     assert from_text(to_text(table)) == table
+
+
+@given(late=st.dictionaries(st.sampled_from(SIZES), st.floats(1.0, 1.6)), seed=st.integers(0, 99))
+def test_a_size_that_came_out_slow_makes_no_rows_look_cheap(
+    late: dict[int, float], seed: int
+) -> None:
+    """By tiles of four rows up to eight, which stay; by the same for every row beyond."""
+    rng, now = random.Random(seed), 0.0
+
+    def seconds(rows: int) -> float:
+        return 8.0 + 4 * (-(-rows // 4)) if rows <= 8 else 10.0 + rows * 0.75
+
+    class Disturbed:
+        def run(self, feeds: list[Feed]) -> list[Drawn]:
+            nonlocal now
+            rows = sum(len(f.tokens) for f in feeds)
+            now += seconds(rows) * late.get(rows, 1.0) * rng.uniform(1.0, 1.02) / 1e4
+            return [Drawn((0,) * f.sample) for f in feeds]
+
+    table = dict(measure_costs(Disturbed(), BLOCKS, BLOCK, lambda: now).seconds)
+    values = list(table.values())
+    assert values == sorted(values)
+    slopes = [(table[b] - table[a]) / (b - a) for a, b in pairwise(s for s in SIZES if s >= 8)]
+    assert all(before <= after + 1e-12 for before, after in pairwise(slopes))
+    if not late:
+        for rows in SIZES:
+            assert table[rows] * 1e4 == pytest.approx(seconds(rows), rel=0.05)
 
 
 def test_a_pool_of_one_block_measures_what_fits() -> None:
