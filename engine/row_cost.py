@@ -16,7 +16,7 @@ REPETITIONS = 5
 # A size whose first pass takes longer is measured once, and is the largest; one that takes half as
 # long twice, a quarter three times, and so on. Larger ones are reckoned from the last two.
 LONG_S = 0.5
-# Few rows may cost by steps, as many as a register or a tile holds. From here on the steps are small
+# Few rows may cost by steps, as many as a register or a tile holds. Beyond so many they are small
 # beside the rest, and what looks like one is the noise of a measurement.
 STEPS = 8
 # Sequences, positions of context and rows of each for what context costs.
