@@ -12,20 +12,30 @@ from collections.abc import Sequence as Seq
 
 from engine.types import Proposal, Verdict
 
-# What is expected of a source before it has been seen, by grade: with some hope, so that it is.
+GRADES = 10  # of sources that know how sure they are of a guess
+SURE = tuple((grade + 0.5) / GRADES for grade in range(GRADES))
+ANY = -1  # drafts of every grade
+# What is expected of a source before it has been seen, by grade: with some hope, so that it is; and
+# of drafts that it has still to draw.
 PRIORS: Mapping[str, Seq[float]] = {
     "grammar": (0.99,),
     "ngram": (0.6, 0.7, 0.8, 0.9),
-    "model": (0.75,),
+    "model": SURE,
+    "head": SURE,
 }
 UNKNOWN = (0.6,)
-ANY = -1  # drafts of every grade
+UNDRAWN: Mapping[str, float] = {"model": 0.75, "head": 0.65}
 POSITIONS = 8  # those beyond share the last one's estimate
 TRUST = 8.0  # tries that the expectation is worth
 MEMORY = 400.0  # tries after which old ones count half
 # The same for what a sequence makes of a source: text differs more than sources do.
 OWN_TRUST, OWN_MEMORY = 3.0, 30.0
 CERTAIN = 0.98
+
+
+def grade_of(probability: float) -> int:
+    """The grade of a guess that its source takes to be right with this probability."""
+    return min(GRADES - 1, max(0, int(GRADES * probability)))
 
 
 class _Share:
@@ -101,7 +111,9 @@ class Acceptance:
         share = self._shares.get(key)
         if share is None:
             by_grade = PRIORS.get(source, UNKNOWN)
-            prior = by_grade[min(max(grade, 0), len(by_grade) - 1)]
+            prior = by_grade[min(grade, len(by_grade) - 1)]
+            if grade == ANY:
+                prior = UNDRAWN.get(source, UNKNOWN[0])
             share = self._shares[key] = _Share(prior * TRUST, TRUST)
         return share
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.draft import DraftSource
 from engine.draft_choice import DraftChoice
 from engine.drafting import draft_choice
 from engine.errors import ModelError
@@ -55,11 +55,12 @@ def assemble(
     draft: DraftChoice,
     clock: Callable[[], float],
     observer: EngineObserver | None = None,
+    listener: DraftSource | None = None,
 ) -> Built:
-    """An engine over `models`, with as many of their blocks as `config` allows for."""
+    """An engine over `models`, with as many of their blocks as `config` allows for. `listener`
+    stands for `draft` where it is given: it hears what becomes of its drafts."""
     target = models.target.loaded
-    loaded = [target, *(m.loaded for m in models.drafts.values())]
-    num_blocks = min(models.num_blocks, blocks_of(config, loaded))
+    num_blocks = min(models.num_blocks, blocks_of(config, models.bytes_per_token))
     info = _info(config, models.target, tuple(s.name for s in draft.sources), num_blocks)
     pool = BlockPool(num_blocks, config.block_size)
 
@@ -69,10 +70,6 @@ def assemble(
         stops = StopStrings(stopping.strings, output.include_stop, forced)
         least, keep = stopping.min_tokens, output.keep_special_tokens
         return Detokenizer(target.tokenizer, request.prompt, stops, least, keep)
-
-    def copy_blocks(pairs: Seq[tuple[int, int]]) -> None:
-        for model in (models.target, *models.drafts.values()):
-            model.paged.cache.copy_blocks(pairs)
 
     prefixes = (
         PrefixCache(pool, secrets.token_bytes(32)) if config.prefix_cache else NoPrefixCache()
@@ -87,7 +84,7 @@ def assemble(
         config, pool, prefixes, ClassArrival(), texts, info.context_limit, rules, costs.rows_within
     )
     model = TimedModel(models.target.paged, costs, clock)
-    engine = Engine(scheduler, model, draft, copy_blocks, clock, observer)
+    engine = Engine(scheduler, model, listener or draft, models.copy_blocks, clock, observer)
     if grammars is not None:
         engine.prepare = grammars.prepare
     return Built(engine, info)

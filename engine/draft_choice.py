@@ -72,12 +72,9 @@ class DraftChoice:
         if option.priced is None:
             option = self._try_priced(step, option)
         drawn = self._draw(plan, option)
-        lengths = list(option.pick.lengths)
-        for i in option.drafting:
-            if not drawn[i].tokens:  # it has not caught up yet
-                lengths[i] = sum(s >= option.pick.least for s in chains[i].survival)
+        lengths = self._lengths(step, chains, option, drawn)
         self._try_free(step, chains, lengths)
-        return [d if d.tokens else _cut(f, n) for d, f, n in zip(drawn, free, lengths, strict=True)]
+        return [_cut(d if d.tokens else f, n) for d, f, n in zip(drawn, free, lengths, strict=True)]
 
     def observe(self, plan: StepPlan, proposals: Seq[Proposal], verdicts: Seq[Verdict]) -> None:
         for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
@@ -135,6 +132,28 @@ class DraftChoice:
         self._stay = name, best.passes
         return best
 
+    def _lengths(
+        self, step: DraftStep, chains: Seq[Chain], option: Option, drawn: Seq[Proposal]
+    ) -> list[int]:
+        """How many drafts of each sequence are verified, now that they are there."""
+        lengths, known = list(option.pick.lengths), list(chains)
+        for i in option.drafting:
+            draft = drawn[i]
+            lengths[i] = len(draft.tokens)
+            if not draft.tokens:  # it has not caught up yet
+                lengths[i] = sum(s >= option.pick.least for s in chains[i].survival)
+            elif draft.grades and draft.probs is None:
+                request_id = step.work[i].seq.request.id
+                survival = self._acceptance.of_proposal(request_id, draft)
+                known[i] = Chain(survival, chains[i].each)
+        if option.tried or all(a is b for a, b in zip(known, chains, strict=True)):
+            return lengths
+        # The passes are made: what is left to pay is the rows.
+        picked = pick(known, step.drawing, step.seconds, step.most_s).lengths
+        return [
+            max(n, 1) if k is not c else n for n, k, c in zip(picked, known, chains, strict=True)
+        ]
+
     def _draw(self, plan: StepPlan, option: Option) -> list[Proposal]:
         if option.priced is None:
             return [NO_PROPOSAL] * len(plan.work)
@@ -167,7 +186,7 @@ class DraftChoice:
                 lengths = list(option.pick.lengths)
                 lengths[i] = 1
                 tried = replace(option.pick, lengths=tuple(lengths))
-                return Option(priced, 1, frozenset({i}), tried)
+                return Option(priced, 1, frozenset({i}), tried, tried=True)
         return option
 
     def _try_free(self, step: DraftStep, chains: Seq[Chain], lengths: list[int]) -> None:

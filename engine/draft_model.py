@@ -8,8 +8,10 @@ one or two tokens, so a full acceptance needs no special case (`algorithms.md` I
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from math import prod
 from typing import Any
 
+from engine.acceptance import grade_of
 from engine.types import NO_PROPOSAL, Drawn, Feed, Model, Proposal, StepPlan, Verdict, Work
 
 
@@ -19,6 +21,8 @@ class _Guess:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._probs: list[Any] = []
+        self._sure: list[float] = []
+        self.hope = 1.0  # that all of them are right, by what the draft model thinks of them
 
     @property
     def usable(self) -> bool:
@@ -27,6 +31,8 @@ class _Guess:
 
     def add(self, drawn: Drawn) -> None:
         self.tokens.extend(drawn.tokens)
+        self._sure.extend(drawn.sure)
+        self.hope *= prod(drawn.sure)
         if drawn.probs is not None:
             self._probs.extend(drawn.probs)
 
@@ -36,7 +42,8 @@ class _Guess:
             count -= 1
         if not count:
             return NO_PROPOSAL
-        return Proposal(tuple(self.tokens[:count]), source, self._probs[:count] or None)
+        grades = tuple(grade_of(p) for p in self._sure)
+        return Proposal(tuple(self.tokens[:count]), source, self._probs[:count] or None, grades)
 
 
 class ModelDraft:
@@ -47,13 +54,18 @@ class ModelDraft:
     from `context_limit` on are never drafted. How it draws is the model's matter: with the
     target's noise, so that it agrees with the target as often as the two distributions allow, or
     with its own, and then it says what from.
+
+    A chain ends after a token with which all of it is less than `least` likely to be right, by what
+    the model says of them; 0 with noise of its own: how long a chain is must not depend on what was
+    drawn (`engine.types.Proposal`).
     """
 
     name = "model"
     errors = 0
 
-    def __init__(self, model: Model, rows: int, context_limit: int) -> None:
+    def __init__(self, model: Model, rows: int, context_limit: int, least: float = 0.0) -> None:
         self._model = model
+        self._least = least
         self._rows = rows
         self._context_limit = context_limit
 
@@ -64,7 +76,9 @@ class ModelDraft:
             drafting = [
                 i
                 for i in drafting
-                if guesses[i].usable and len(guesses[i].tokens) < self._cap(plan.work[i])
+                if guesses[i].usable
+                and guesses[i].hope >= self._least
+                and len(guesses[i].tokens) < self._cap(plan.work[i])
             ]
             feeds = [
                 _feed(w, (guess[-1],), _end(w) + len(guess) - 1, sample=1)
@@ -78,7 +92,7 @@ class ModelDraft:
         for work, proposal, verdict in zip(plan.work, proposals, verdicts, strict=True):
             if proposal.source == self.name and not verdict.error:
                 fed = max(len(proposal.tokens) - 1, 0)
-                work.seq.drafted = _end(work) + min(verdict.accepted, fed)
+                work.seq.drafted = _end(work) + self._kept(min(verdict.accepted, fed))
 
     def forget(self, request_id: str) -> None:
         return None
@@ -87,14 +101,13 @@ class ModelDraft:
         """Feed what the draft has not seen. Returns who is level, with a first guess each."""
         budget, feeds, owners = self._rows, [], []
         for i, work in enumerate(plan.work):
-            lag = _end(work) - work.seq.drafted
-            count = min(lag, budget)
-            if self._cap(work) == 0 or count == 0:
+            start = work.seq.drafted
+            count = min(self._readable(work) - start, budget)
+            if self._cap(work) == 0 or count <= 0:
                 continue
             budget -= count
-            start = work.seq.drafted
             tokens = tuple(work.seq.tokens[start : start + count])
-            feeds.append(_feed(work, tokens, start, sample=int(count == lag)))
+            feeds.append(_feed(work, tokens, start, sample=int(start + count == _end(work))))
             owners.append(i)
         if not feeds:
             return []
@@ -104,6 +117,14 @@ class ModelDraft:
         for i, drawn in zip(owners, results, strict=True):
             guesses[i].add(drawn)
         return [i for i in owners if guesses[i].tokens]
+
+    def _readable(self, work: Work) -> int:
+        """How many tokens of the sequence can be fed now."""
+        return _end(work)
+
+    def _kept(self, accepted: int) -> int:
+        """How many of so many accepted drafts, which were fed, need not be fed again."""
+        return accepted
 
     def _cap(self, work: Work) -> int:
         return max(0, min(work.draft_cap, self._context_limit - _end(work)))

@@ -27,12 +27,13 @@ class Priced:
 @dataclass(frozen=True, slots=True)
 class Option:
     """What could be done in a step: `passes` of a source (None: none), for the sequences in
-    `drafting`."""
+    `drafting`; `tried`: to see how it does, not for what it brings."""
 
     priced: Priced | None
     passes: int
     drafting: frozenset[int]
     pick: Pick
+    tried: bool = False
 
 
 def with_passes(

@@ -9,6 +9,7 @@ from engine.draft import DraftSource
 from engine.draft_choice import DraftChoice
 from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
+from engine.draft_head import HeadDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.draft_passes import Priced
@@ -16,10 +17,14 @@ from engine.draft_time import TimedDraft
 from engine.draft_watch import WatchedDraft
 from engine.pooled import Models
 from engine.specs import parse_drafts
+from engine.step_costs import StepCosts
 from engine.timed_model import TimedModel
+from engine.types import Model
 
 # Times what the target itself would take to catch up and then to draft token by token.
 TOO_LONG = 2.0
+# A chain of draws that is less likely than this to be right, by what drew it, is not gone on with.
+LEAST = 0.3
 
 
 def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float]) -> DraftChoice:
@@ -33,17 +38,27 @@ def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float
         timed = TimedDraft(source, clock, TOO_LONG * (catch_up + passes))
         return GuardedDraft(LegalDraft(WatchedDraft(timed)), vocab_size)
 
+    def drawing(
+        kind: type[ModelDraft], model: Model, costs: StepCosts, context_limit: int
+    ) -> Priced:
+        rows = costs.rows_within(config.step_s, 0, 0, config.max_step_rows)
+        least = LEAST if config.verification == "coupled" else 0.0
+        source = kind(TimedModel(model, costs, clock), rows, context_limit, least)
+        return Priced(guarded(source), costs)
+
     free: list[DraftSource] = []
     priced: list[Priced] = []
     for spec in parse_drafts(config.draft):
         if spec.kind == "ngram":
             free.append(guarded(NgramDraft()))
-        else:
+        elif spec.kind == "head":
+            head = models.heads[spec.directory]
+            limit = models.target.loaded.context_limit
+            priced.append(drawing(HeadDraft, head.paged, head.costs, limit))
+        elif spec.kind == "model":
             draft = models.drafts[spec.model]
-            model = TimedModel(draft.paged, draft.costs, clock)
-            rows = draft.costs.rows_within(config.step_s, 0, 0, config.max_step_rows)
-            source = ModelDraft(model, rows, draft.loaded.context_limit)
-            priced.append(Priced(guarded(source), draft.costs))
+            limit = draft.loaded.context_limit
+            priced.append(drawing(ModelDraft, draft.paged, draft.costs, limit))
     if free or priced:
         free.insert(0, guarded(ForcedDraft()))
     return DraftChoice(free, priced, costs=costs, most_s=config.step_s)

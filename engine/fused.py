@@ -56,6 +56,7 @@ class FusedNetwork:
             LayerPool(k, v, *cache.scales(i))
             for i, (k, v) in enumerate(zip(cache.k, cache.v, strict=True))
         ]
+        self.embedding = weights.embedding
         self._decoder = Decoder(library, weights, pools, torch.get_num_threads())
 
     def logits(self, batch: ModelInput) -> Tensor:
@@ -69,6 +70,14 @@ class FusedNetwork:
             batch.context_lens,
             batch.logit_rows,
         )
+
+    def hidden(self, rows: int) -> Tensor:
+        """See `engine.runner.OpenNetwork`."""
+        return self._decoder.hidden(rows)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """See `engine.runner.OpenNetwork`."""
+        return self._decoder.embed(token_ids)
 
 
 def fuse(model: Any, context: int, quantised: Weights | None = None) -> DecoderWeights:

@@ -66,8 +66,3 @@ class KVCache:
         source, target = torch.tensor(pairs, device=self.k[0].device).T
         for pool in (*self.k, *self.v, *self.k_scale, *self.v_scale):
             pool[target] = pool[source]
-
-
-def blocks_that_fit(shapes: list[KVShape], kv_cache_mib: int, block_size: int) -> int:
-    """Blocks for which all pools together stay within `kv_cache_mib`."""
-    return (kv_cache_mib << 20) // (block_size * sum(s.bytes_per_token for s in shapes))

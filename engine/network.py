@@ -11,7 +11,7 @@ from engine.fused import FusedNetwork, fusable, fuse
 from engine.kv_cache import KVCache
 from engine.linear import LibraryLinear, StrictLinear, replace_linears
 from engine.quantised import Weights
-from engine.runner import Network, StockNetwork
+from engine.runner import OpenNetwork, StockNetwork
 from kernels.ops import Ops
 
 
@@ -22,7 +22,7 @@ def make_network(
     context: int,
     strict: bool,
     quantised: Weights | None = None,
-) -> Network:
+) -> OpenNetwork:
     """The network of `model`, a causal LM of transformers, for positions up to `context`.
 
     `strict`: linear layers are the kernels' own, fused where the family is known; needs

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,15 +17,19 @@ import transformers
 from engine.checkpoint import read_json
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.features import FeaturePool, Tapped
 from engine.fused import FAMILIES, fusable
-from engine.kv_cache import KVCache, KVShape, blocks_that_fit
+from engine.head import HeadModule
+from engine.head_file import WEIGHTS, load_head
+from engine.kv_cache import KVCache, KVShape
 from engine.loader import LoadedModel, check_same_vocabulary, load, resolve_device
 from engine.network import make_network
+from engine.pooled_head import Beside, PooledHead, bytes_of_head, pool_head
 from engine.quantised import kind_of_draft, weights_as
 from engine.rejection import REJECTION_VERSION, Independent, Rejection
 from engine.remembered import remembered
 from engine.row_cost import from_text, measure_costs, to_text
-from engine.runner import ATTENTION, PagedModel, register_attention
+from engine.runner import ATTENTION, OpenNetwork, PagedModel, register_attention
 from engine.sampler import Coupled, Sampler
 from engine.selfcheck import LONGEST, check_paged, probe_tokens, stock_logits
 from engine.specs import parse_drafts
@@ -37,10 +42,13 @@ from kernels.reference import SAMPLER_VERSION
 @dataclass(frozen=True, slots=True)
 class Pooled:
     """A model in memory, and the same over a KV pool of its own. `strict_network`: linear layers
-    are the kernels' own. `costs` learns from the passes of all engines over this model."""
+    are the kernels' own. `features` are kept if someone reads them. `costs` learns from the passes
+    of all engines over this model."""
 
     loaded: LoadedModel
     paged: PagedModel
+    network: OpenNetwork
+    features: FeaturePool | None
     ops: Ops
     strict_network: bool
     fingerprint: str
@@ -49,29 +57,49 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Target and draft models, drafts by directory, over pools of `num_blocks` blocks each.
+    """Target, draft models and heads, by directory, over pools of `num_blocks` blocks each, all of
+    which together take `bytes_per_token`.
 
     Several engines may be put together over the same models, one after another.
     """
 
     target: Pooled
     drafts: dict[str, Pooled]
+    heads: dict[str, PooledHead]
     num_blocks: int
+    bytes_per_token: int
+
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        """In all pools; see `KVCache.copy_blocks`."""
+        models = (self.target, *self.drafts.values())
+        for paged in (*(m.paged for m in models), *(h.paged for h in self.heads.values())):
+            paged.cache.copy_blocks(pairs)
+        if self.target.features is not None:
+            self.target.features.copy_blocks(pairs)
 
 
-def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
+def load_models(config: EngineConfig, clock: Callable[[], float], read: bool = False) -> Models:
     """Loads, sizes and checks all models that `config` names; takes seconds and memory.
 
-    `config.model` and the models in `config.draft` are directories. Raises ConfigError.
+    `config.model` and the models in `config.draft` are directories. `read`: the target's hidden
+    states are kept even if no head reads them. Raises ConfigError.
     """
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     register_attention()
     target = _load(config, config.model)
-    drafts = {s.model: _load(config, s.model) for s in parse_drafts(config.draft) if s.model}
+    specs = parse_drafts(config.draft)
+    drafts = {s.model: _load(config, s.model) for s in specs if s.model}
     for directory in drafts:
         check_same_vocabulary(config.model, directory)
-    num_blocks = blocks_of(config, [target, *drafts.values()])
-    pooled = _pooled(target, config, num_blocks, target.vocab_size, Rejection(), clock)
+    heads = {s.directory: load_head(Path(s.directory), target) for s in specs if s.kind == "head"}
+    per_token = sum(
+        kv_shape(m, config.kv_dtype).bytes_per_token for m in (target, *drafts.values())
+    )
+    per_token += len(heads) * bytes_of_head(target, kv_shape(target, "auto"))
+    num_blocks = blocks_of(config, per_token)
+    pooled = _pooled(
+        target, config, num_blocks, target.vocab_size, Rejection(), clock, read or bool(heads)
+    )
     return Models(
         pooled,
         {
@@ -85,7 +113,9 @@ def load_models(config: EngineConfig, clock: Callable[[], float]) -> Models:
             )
             for d, m in drafts.items()
         },
+        {d: _pooled_head(m, d, pooled, config, num_blocks, clock) for d, m in heads.items()},
         num_blocks,
+        per_token,
     )
 
 
@@ -143,12 +173,11 @@ def _load_ops(device: str, head_dim: int) -> Ops:
         raise ConfigError(str(error)) from error
 
 
-def blocks_of(config: EngineConfig, models: list[LoadedModel]) -> int:
-    """Blocks that the pools of all these models may have. Raises ConfigError if none."""
-    shapes = [kv_shape(m, config.kv_dtype) for m in models]
-    blocks = blocks_that_fit(shapes, config.kv_cache_mib, config.block_size)
+def blocks_of(config: EngineConfig, bytes_per_token: int) -> int:
+    """Blocks that all pools may have, if they take so much together. Raises ConfigError if none."""
+    need = bytes_per_token * config.block_size
+    blocks = (config.kv_cache_mib << 20) // need
     if blocks < 1:
-        need = sum(s.bytes_per_token for s in shapes) * config.block_size
         raise ConfigError(
             f"kv_cache_mib={config.kv_cache_mib} holds no block: target and draft need "
             f"{need} bytes for {config.block_size} tokens, {config.kv_cache_mib << 20} are allowed"
@@ -163,6 +192,7 @@ def _pooled(
     vocab_size: int,
     uncoupled: Sampler,
     clock: Callable[[], float],
+    read: bool = False,
 ) -> Pooled:
     """The model over a pool of its own, packed, and checked against its stock self."""
     device, dtype, shape = (
@@ -183,11 +213,45 @@ def _pooled(
     positions = max(context_of(config, loaded), LONGEST)
     network = make_network(loaded.model, cache, ops, positions, strict, quantised)
     sampler = Coupled(ops.sample_rows) if config.verification == "coupled" else uncoupled
-    paged = PagedModel(network, cache, config.block_size, vocab_size, sampler)
+    features = None
+    if read:
+        hidden = loaded.config.hidden_size
+        features = FeaturePool(num_blocks, config.block_size, hidden, dtype, device)
+    seen = network if features is None else Tapped(network, features)
+    paged = PagedModel(seen, cache, config.block_size, vocab_size, sampler)
     check_paged(paged, loaded.architecture, tokens.to(device), expected, config.block_size, dtype)
     digest = fingerprint(config, loaded, ops, strict)
     costs = _costs(config, paged, num_blocks, digest, clock)
-    return Pooled(loaded, paged, ops, strict, digest, StepCosts(costs))
+    return Pooled(loaded, paged, network, features, ops, strict, digest, StepCosts(costs))
+
+
+def _pooled_head(
+    module: HeadModule,
+    directory: str,
+    target: Pooled,
+    config: EngineConfig,
+    num_blocks: int,
+    clock: Callable[[], float],
+) -> PooledHead:
+    assert target.features is not None
+    loaded, sample_rows = target.loaded, target.ops.sample_rows
+    digest = hashlib.sha256((Path(directory) / WEIGHTS).read_bytes()).hexdigest()[:16]
+    return pool_head(
+        module,
+        Beside(
+            loaded,
+            target.network,
+            target.features,
+            target.ops,
+            target.strict_network,
+            kv_shape(loaded, "auto"),
+        ),
+        config,
+        num_blocks,
+        max(context_of(config, loaded), LONGEST),
+        Coupled(sample_rows) if config.verification == "coupled" else Independent(),
+        lambda paged: _costs(config, paged, num_blocks, f"{target.fingerprint}-{digest}", clock),
+    )
 
 
 def context_of(config: EngineConfig, loaded: LoadedModel) -> int:

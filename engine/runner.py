@@ -87,6 +87,24 @@ class Network(Protocol):
         ...
 
 
+class OpenNetwork(Network, Protocol):
+    """One that can be looked into."""
+
+    @property
+    def embedding(self) -> Tensor | None:
+        """(V, hidden), the table that embeddings are read from, if it is one of its own."""
+        ...
+
+    def hidden(self, rows: int) -> Tensor:
+        """(rows, hidden) for the first rows of the last batch: what the last layer gave, before
+        the last norm; valid until the next call."""
+        ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """(T, hidden) embeddings, valid until the next call."""
+        ...
+
+
 class StockNetwork:
     """`Network` by the modules of transformers."""
 
@@ -94,6 +112,10 @@ class StockNetwork:
         self._model = model
         self._cache = cache
         self._ops = ops
+        self._hidden = torch.empty(0)
+        norm = getattr(model.get_decoder(), "norm", None)  # type: ignore[operator]
+        if norm is not None:
+            norm.register_forward_pre_hook(self._keep)
 
     def logits(self, batch: ModelInput) -> Tensor:
         """See `Network`."""
@@ -109,16 +131,42 @@ class StockNetwork:
         logits: Tensor = output.logits[0, : len(batch.logit_rows)]
         return logits
 
+    @property
+    def embedding(self) -> Tensor:
+        """See `OpenNetwork`."""
+        table: Tensor = self._model.get_input_embeddings().weight.data  # type: ignore[operator]
+        return table
+
+    def hidden(self, rows: int) -> Tensor:
+        """See `OpenNetwork`. Empty if the model's last norm is not where it is expected."""
+        return self._hidden[:rows]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """See `OpenNetwork`."""
+        embedded: Tensor = self._model.get_input_embeddings()(token_ids)  # type: ignore[operator]
+        return embedded
+
+    def _keep(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self._hidden = arguments[0][0]
+
 
 class PagedModel:
     """`Model` over a network and its KV pool.
 
     `vocab_size` is the number of ids that may be drawn; embedding rows past it are padding.
+    `says_sure`: it tells of each token that it draws how likely it was.
     """
 
     def __init__(
-        self, network: Network, cache: KVCache, block_size: int, vocab_size: int, sampler: Sampler
+        self,
+        network: Network,
+        cache: KVCache,
+        block_size: int,
+        vocab_size: int,
+        sampler: Sampler,
+        says_sure: bool = False,
     ) -> None:
+        self._says_sure = says_sure
         self._network = network
         self.cache = cache
         self._block_size = block_size
@@ -152,12 +200,21 @@ class PagedModel:
         ids, probs = self._sampler.draw(feeds, logits, batch.draws)
         if min(ids) < 0:
             ids = [i if i >= 0 else _why(row) for i, row in zip(ids, logits, strict=True)]
-        left = iter(ids)
-        drawn = [Drawn(tuple(islice(left, f.sample))) for f in feeds]
+        left, sure = iter(ids), iter(_sure(logits, ids) if self._says_sure else ())
+        drawn = [
+            Drawn(tuple(islice(left, f.sample)), sure=tuple(islice(sure, f.sample))) for f in feeds
+        ]
         if probs is None:
             return drawn
         own = torch.split(probs, [f.sample for f in feeds])
         return [replace(d, probs=p) for d, p in zip(drawn, own, strict=True)]
+
+
+def _sure(logits: Tensor, ids: list[int]) -> list[float]:
+    """How likely each of `ids` is by its row of `logits` (R, V); none where none was drawn."""
+    at = torch.tensor(ids, device=logits.device).clamp(min=0)[:, None]
+    sure: list[float] = (logits.gather(1, at)[:, 0] - logits.logsumexp(1)).exp().tolist()
+    return sure
 
 
 def _why(row: Tensor) -> int:

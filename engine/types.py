@@ -249,12 +249,14 @@ class Drawn:
     """What a pass gives for one feed: its `sample` tokens in row order, one of `engine.verify`'s
     ERRORS where none can be drawn; and, if the feed asks for them, the logprobs of these tokens, at
     least up to the first that differs from its draft. `known` are those of the feed's `known`
-    tokens. `probs`: see `Proposal`."""
+    tokens. `probs`: see `Proposal`. `sure`: how likely each token was by the logits alone, if the
+    model is one that says so."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs, ...] = ()
     known: tuple[Logprobs, ...] = ()
     probs: Any = None
+    sure: tuple[float, ...] = ()
 
 
 class Model(Protocol):

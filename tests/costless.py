@@ -16,4 +16,5 @@ def costless(models: Models) -> Models:
         models,
         target=replace(models.target, costs=StepCosts(FREE)),
         drafts={d: replace(m, costs=StepCosts(NOTHING)) for d, m in models.drafts.items()},
+        heads={d: replace(m, costs=StepCosts(NOTHING)) for d, m in models.heads.items()},
     )

@@ -132,6 +132,8 @@ class Decoder:
             weights.eps,
             weights.scale,
         )
+        self._embedding = _Decoder.from_buffer_copy(self._decoder)
+        self._embedding.count = 0  # no layers
         self._room = _Room.make(library, weights, 0, 0, threads)
 
     def logits(
@@ -147,6 +149,29 @@ class Decoder:
         """(R, columns of the head) float32 for `logit_rows`, valid until the next call; K and V of
         all rows are written. Arguments as in `engine.model_input.ModelInput`, trusted.
         """
+        self._pass(
+            self._decoder,
+            token_ids,
+            positions,
+            slots,
+            block_tables,
+            cu_query,
+            context_lens,
+            logit_rows,
+        )
+        return self._room.logits[: len(logit_rows), : self._weights.head.columns]
+
+    def _pass(
+        self,
+        decoder: _Decoder,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        block_tables: Tensor,
+        cu_query: Tensor,
+        context_lens: Tensor,
+        logit_rows: Tensor,
+    ) -> None:
         rows, sampled = len(token_ids), len(logit_rows)
         if rows > self._room.rows or sampled > len(self._room.logits):
             most = max(rows, self._room.rows), max(sampled, len(self._room.logits))
@@ -161,12 +186,22 @@ class Decoder:
         )
         self._library.native.draftwire_pass(
             self._library.table,
-            byref(self._decoder),
+            byref(decoder),
             byref(batch),
             byref(self._room.argument),
             self._threads,
         )
-        return self._room.logits[:sampled, : self._weights.head.columns]
+
+    def hidden(self, rows: int) -> Tensor:
+        """(rows, hidden) float32: what the last layer gave for the first rows of the last call,
+        before the last norm; valid until the next one."""
+        return self._room.buffers[0][:rows]
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """(T, hidden) float32: the embeddings, however they are packed; valid until the next call."""
+        none = token_ids.new_empty(0)
+        self._pass(self._embedding, token_ids, none, none, none[None], none, none, none)
+        return self.hidden(len(token_ids))
 
 
 @dataclass(frozen=True, slots=True)

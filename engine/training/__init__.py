@@ -1,0 +1,1 @@
+"""Makes sets of drafts for a target out of what the target itself writes."""
