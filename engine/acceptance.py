@@ -12,10 +12,14 @@ from collections.abc import Sequence as Seq
 
 from engine.types import Proposal, Verdict
 
+# Of a source whose grades are tenths of what it takes the probability to be.
+TENTHS = tuple((tenth + 0.5) / 10 for tenth in range(10))
 # What is expected of a source before it has been seen, by grade: with some hope, so that it is.
 PRIORS: Mapping[str, Seq[float]] = {
     "grammar": (0.99,),
     "ngram": (0.6, 0.7, 0.8, 0.9),
+    "suffix": TENTHS,
+    "table": TENTHS,
     "model": (0.75,),
 }
 UNKNOWN = (0.6,)
