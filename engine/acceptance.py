@@ -20,6 +20,8 @@ ANY = -1  # drafts of every grade
 PRIORS: Mapping[str, Seq[float]] = {
     "grammar": (0.99,),
     "ngram": (0.6, 0.7, 0.8, 0.9),
+    "suffix": SURE,
+    "table": SURE,
     "model": SURE,
     "head": SURE,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.draft import DraftSource
@@ -13,10 +14,14 @@ from engine.draft_head import HeadDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.draft_passes import Priced
+from engine.draft_suffix import SuffixDraft
+from engine.draft_table import TableDraft
 from engine.draft_time import TimedDraft
 from engine.draft_watch import WatchedDraft
+from engine.errors import ConfigError
+from engine.ngram_table import open_table
 from engine.pooled import Models
-from engine.specs import parse_drafts
+from engine.specs import DraftSpec, parse_drafts
 from engine.step_costs import StepCosts
 from engine.timed_model import TimedModel
 from engine.types import Model
@@ -29,7 +34,7 @@ LEAST = 0.3
 
 def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float]) -> DraftChoice:
     """The choice between the sources that `config.draft` names and, if there are any, what grammars
-    force. Each is watched, timed and guarded."""
+    force. Each is watched, timed and guarded. Raises ConfigError for a table that is no use."""
     vocab_size, costs = models.target.loaded.vocab_size, models.target.costs
 
     def guarded(source: DraftSource) -> DraftSource:
@@ -49,9 +54,7 @@ def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float
     free: list[DraftSource] = []
     priced: list[Priced] = []
     for spec in parse_drafts(config.draft):
-        if spec.kind == "ngram":
-            free.append(guarded(NgramDraft()))
-        elif spec.kind == "head":
+        if spec.kind == "head":
             head = models.heads[spec.directory]
             limit = models.target.loaded.context_limit
             priced.append(drawing(HeadDraft, head.paged, head.costs, limit))
@@ -59,6 +62,25 @@ def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float
             draft = models.drafts[spec.model]
             limit = draft.loaded.context_limit
             priced.append(drawing(ModelDraft, draft.paged, draft.costs, limit))
+        else:
+            free.append(guarded(_free(spec, vocab_size)))
     if free or priced:
         free.insert(0, guarded(ForcedDraft()))
     return DraftChoice(free, priced, costs=costs, most_s=config.step_s)
+
+
+def _free(spec: DraftSpec, vocab_size: int) -> DraftSource:
+    if spec.kind == "ngram":
+        return NgramDraft()
+    if spec.kind == "suffix":
+        return SuffixDraft()
+    try:
+        table = open_table(Path(spec.directory))
+    except ValueError as error:
+        raise ConfigError(f"draft source {spec}: {error}") from error
+    if table.vocab_size > vocab_size:
+        raise ConfigError(
+            f"draft source {spec}: the table's vocabulary of {table.vocab_size} is not that of the "
+            f"model, which has {vocab_size}"
+        )
+    return TableDraft(table)

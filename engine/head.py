@@ -20,7 +20,7 @@ OWN = ("fc.", "feature_norm", "embedding_norm", "lm.model.layers.", "lm.model.no
 
 class HeadModule(nn.Module):
     """The parameters, and what of a pass is not a decoder's. `lm` is a causal LM of one layer,
-    whose inputs are those of `fc` and whose `lm_head` has the target's rows for the ids in `vocabulary`.
+    whose inputs are what `fc` gives and whose `lm_head` has the target's rows for `vocabulary`.
     """
 
     lm: Any

@@ -198,7 +198,7 @@ class Decoder:
         return self._room.buffers[0][:rows]
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """(T, hidden) float32: the embeddings, however they are packed; valid until the next call."""
+        """(T, hidden) float32: embeddings, however they are packed; valid until the next call."""
         none = token_ids.new_empty(0)
         self._pass(self._embedding, token_ids, none, none, none[None], none, none, none)
         return self.hidden(len(token_ids))

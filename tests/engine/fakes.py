@@ -15,6 +15,7 @@ from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
 from engine.draft_passes import Priced
+from engine.draft_suffix import SuffixDraft
 from engine.observer import StepReport
 from engine.outcome import Finish, Logprobs, TokenChunk
 from engine.policy import ClassArrival, Policy
@@ -280,6 +281,7 @@ class Rig:
         makers: dict[str, Callable[[], Seq[DraftSource]]] = {
             "none": list,
             "ngram": lambda: [NgramDraft()],
+            "ngram,suffix": lambda: [NgramDraft(), SuffixDraft()],
             "model": lambda: [model(often_right)],
             "perfect": lambda: [model(hash_next)],
             "junk": lambda: [JunkDraft(rng)],

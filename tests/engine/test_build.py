@@ -17,6 +17,8 @@ from engine.config import EngineConfig
 from engine.drafting import draft_choice
 from engine.errors import ConfigError, ModelError
 from engine.network import make_network
+from engine.ngram_count import count
+from engine.ngram_table import write_table
 from engine.observer import EngineObserver
 from engine.pooled import load_models
 from engine.runner import Network
@@ -101,6 +103,31 @@ def test_a_draft_of_another_vocabulary_is_refused(model: Path, tmp_path: Path) -
 def test_a_missing_draft_is_refused(model: Path) -> None:
     with pytest.raises(ModelError, match="/nowhere"):
         build(config_of(model, draft="model:/nowhere"), time.monotonic)
+
+
+def test_with_what_was_counted_and_what_was_said(
+    model: Path, reference: list[list[int]], tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    said = [[*prompt, *out] for prompt, out in zip(PROMPTS, reference, strict=True)]
+    write_table(table, children.IDS, count(said * 2, children.IDS, 1 << 20))
+    observer = RecordingObserver()
+    built = drafting(config_of(model, draft=f"suffix,table:{table}"), observer)
+    assert built.info.draft_sources == ("grammar", "suffix", "table")
+    for _ in range(2):
+        assert outputs(built) == reference
+    accepted = {name for r in observer.reports for name, stats in r.by_source if stats.accepted}
+    assert accepted == {"suffix", "table"}
+    assert max(r.draft_errors for r in observer.reports) == 0
+
+
+def test_a_table_that_is_no_use_is_refused(model: Path, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    write_table(large, 10_000, count([[1, 2, 3]] * 2, 10_000, 1 << 20))
+    with pytest.raises(ConfigError, match=r"table:.*large: .* 10000 .* has 420"):
+        build(config_of(model, draft=f"table:{large}"), time.monotonic)
+    with pytest.raises(ConfigError, match=r"draft source table:/nowhere: .*header\.json"):
+        build(config_of(model, draft="table:/nowhere"), time.monotonic)
 
 
 def test_memory_for_the_target_alone_is_not_enough(

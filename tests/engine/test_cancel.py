@@ -9,7 +9,7 @@ import pytest
 from engine.outcome import FinishReason
 from tests.engine.fakes import VOCAB, Rig, reference
 
-DRAFTS = ["none", "perfect", "junk", "ngram,model"]
+DRAFTS = ["none", "perfect", "junk", "ngram,model", "ngram,suffix"]
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:

@@ -12,7 +12,7 @@ from engine.types import Sequence
 from tests.engine.fakes import BLOCK, VOCAB, Rig, reference
 
 SEEDED = SamplingParams(temperature=0.8, seed=3)
-DRAFTS = ["none", "junk", "perfect", "ngram,model"]
+DRAFTS = ["none", "junk", "perfect", "ngram,model", "ngram,suffix"]
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cache
 
@@ -18,8 +19,11 @@ from engine.draft_grammar import ForcedDraft, LegalDraft
 from engine.draft_guard import GuardedDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.draft_suffix import SuffixDraft
+from engine.draft_table import TableDraft
 from engine.grammar import Grammars
 from engine.logits import logit_rules
+from engine.ngram_table import NgramTable
 from engine.outcome import TokenChunk
 from engine.policy import ClassArrival
 from engine.prefix import NoPrefixCache, PrefixCache
@@ -50,6 +54,7 @@ class TinyRig:
         vocab: int = VOCAB,
         grammars: Grammars | None = None,
         rejection: bool = False,
+        table: NgramTable | None = None,
     ) -> None:
         config = EngineConfig(
             max_draft_tokens=drafted, max_seqs=max_seqs, max_step_rows=rows, draft_rows=40
@@ -61,13 +66,16 @@ class TinyRig:
         )
         caches = [target.cache]
         sources: list[DraftSource] = []
+        free: dict[str, Callable[[], DraftSource]] = {
+            "ngram": NgramDraft,
+            "suffix": SuffixDraft,
+            "table": lambda: TableDraft(table or NgramTable(vocab, [])),
+            "grammar": ForcedDraft,
+            "junk": lambda: JunkDraft(random.Random(3), vocab),
+        }
         for kind in drafts.split(","):
-            if kind == "ngram":
-                sources.append(NgramDraft())
-            elif kind == "grammar":
-                sources.append(ForcedDraft())
-            elif kind == "junk":
-                sources.append(JunkDraft(random.Random(3), vocab))
+            if kind in free:
+                sources.append(free[kind]())
             elif kind in ("model", "perfect"):
                 seed = 0 if kind == "perfect" else 1
                 model = tiny(family, seed=seed, vocab=vocab)

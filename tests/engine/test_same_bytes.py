@@ -14,6 +14,8 @@ from functools import cache
 
 import pytest
 
+from engine.ngram_count import count
+from engine.ngram_table import NgramTable
 from engine.request import Request, SamplingParams, SpeculationParams, StopParams
 from tests.engine.test_runner import TinyRig
 from tests.engine.tiny import VOCAB, paged, prompts, tiny
@@ -56,6 +58,28 @@ def test_with_any_number_of_drafts(drafts: str, drafted: int) -> None:
     rig = TinyRig("llama", drafts, drafted=drafted)
     assert in_company(rig) == alone()
     assert (sum(r.drafted for r in rig.observer.reports) > 0) == (drafted > 0)
+
+
+@cache
+def table() -> NgramTable:
+    """Counted from what the model says, and from what it does not: often right, often wrong."""
+    others = [[(t * 7 + step) % VOCAB for t in range(40)] for step in range(20)]
+    documents = [*alone(), *alone()[:6], *others]
+    return NgramTable(VOCAB, count(documents, VOCAB, 1 << 20))
+
+
+@pytest.mark.parametrize("drafted", [1, 3, 6])
+@pytest.mark.parametrize("drafts", ["suffix", "table", "ngram,suffix,table", "suffix,model"])
+def test_with_what_was_said_before(drafts: str, drafted: int) -> None:
+    """Again and again, so that all of it was said before; and with few blocks."""
+    for blocks in (64, 14):
+        rig = TinyRig("llama", drafts, drafted=drafted, num_blocks=blocks, table=table())
+        for _ in range(2):
+            assert in_company(rig) == alone()
+        by_source = {name for r in rig.observer.reports for name, s in r.by_source if s.accepted}
+        assert by_source & {"suffix", "table"}
+        drafted_in_all = sum(r.drafted for r in rig.observer.reports)
+        assert 0 < sum(r.accepted for r in rig.observer.reports) < drafted_in_all
 
 
 @pytest.mark.parametrize("rows", [12, 13, 16, 31, 128])

@@ -16,6 +16,12 @@ from engine.specs import DraftSpec, parse_drafts, resolve_models
         (" none ", ()),
         ("auto", (DraftSpec("ngram"),)),
         ("ngram", (DraftSpec("ngram"),)),
+        ("suffix", (DraftSpec("suffix"),)),
+        ("table:/a/b", (DraftSpec("table", directory="/a/b"),)),
+        (
+            "suffix,table:t,model:m",
+            (DraftSpec("suffix"), DraftSpec("table", directory="t"), DraftSpec("model", "m")),
+        ),
         ("model:a/b", (DraftSpec("model", "a/b"),)),
         ("ngram,model:a", (DraftSpec("ngram"), DraftSpec("model", "a"))),
         ("model:hub:org/x , ngram", (DraftSpec("model", "hub:org/x"), DraftSpec("ngram"))),
@@ -27,23 +33,28 @@ def test_known(setting: str, specs: tuple[DraftSpec, ...]) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["", "tree", "model", "model:", "ngram:5", "ngram,", "ngram,none", "none,ngram", "auto,ngram"],
-)
+    [
+        "", "tree", "model", "model:", "ngram:5", "ngram,", "ngram,none", "none,ngram",
+        "auto,ngram", "suffix:5", "table", "table:", "suffix,table",
+    ],
+)  # fmt: skip
 def test_unknown(setting: str) -> None:
-    with pytest.raises(ConfigError, match="unknown draft source"):
+    with pytest.raises(ConfigError, match=r"unknown draft source.* table:DIR or model:ID"):
         parse_drafts(setting)
 
 
 def test_twice_the_same_kind() -> None:
-    with pytest.raises(ConfigError, match="twice"):
-        parse_drafts("model:a,model:b")
+    for setting in ("model:a,model:b", "table:a,ngram,table:b", "suffix,suffix"):
+        with pytest.raises(ConfigError, match="twice"):
+            parse_drafts(setting)
 
 
 def test_names_become_directories_and_the_name_is_kept() -> None:
-    config = EngineConfig(model="small", draft="ngram,model:tiny")
+    """A table is no model, and is where the setting says."""
+    config = EngineConfig(model="small", draft="ngram,suffix,table:t/u,model:tiny")
     resolved = resolve_models(config, lambda name: f"/models/{name}")
     assert (resolved.model, resolved.model_name) == ("/models/small", "small")
-    assert resolved.draft == "ngram,model:/models/tiny"
+    assert resolved.draft == "ngram,suffix,table:t/u,model:/models/tiny"
     assert resolve_models(EngineConfig(draft="none"), str).draft == "none"
 
 
