@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from engine.acceptance import grade_of
 from engine.request import Request
 from engine.suffix_index import LONGEST, NO_GUESS, Guess, RecentTexts, SuffixIndex
 from engine.types import NO_PROPOSAL, Proposal, Sequence, StepPlan, Verdict, Work
@@ -85,7 +86,7 @@ class SuffixDraft:
             guess = others
         if not guess.tokens:
             return NO_PROPOSAL
-        grades = tuple(min(9, int(10 * share)) for share in guess.shares)
+        grades = tuple(map(grade_of, guess.shares))
         return Proposal(guess.tokens, self.name, None, grades)
 
     def _of_tenant(self, work: Work, tail: Seq[int]) -> Guess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from engine.acceptance import grade_of
 from engine.ngram_table import NgramTable
 from engine.types import NO_PROPOSAL, Proposal, StepPlan, Verdict, Work
 
@@ -34,4 +35,4 @@ class TableDraft:
         if not chain:
             return NO_PROPOSAL
         tokens = tuple(token for token, _ in chain)
-        return Proposal(tokens, self.name, None, tuple(min(9, int(10 * p)) for _, p in chain))
+        return Proposal(tokens, self.name, None, tuple(grade_of(p) for _, p in chain))

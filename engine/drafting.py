@@ -19,6 +19,8 @@ from engine.draft_table import TableDraft
 from engine.draft_time import TimedDraft
 from engine.draft_watch import WatchedDraft
 from engine.errors import ConfigError
+from engine.head_file import ABOUT, TABLE, read_about
+from engine.loader import LoadedModel
 from engine.ngram_table import open_table
 from engine.pooled import Models
 from engine.specs import DraftSpec, parse_drafts
@@ -63,24 +65,28 @@ def draft_choice(config: EngineConfig, models: Models, clock: Callable[[], float
             limit = draft.loaded.context_limit
             priced.append(drawing(ModelDraft, draft.paged, draft.costs, limit))
         else:
-            free.append(guarded(_free(spec, vocab_size)))
+            free.append(guarded(_free(spec, models.target.loaded)))
     if free or priced:
         free.insert(0, guarded(ForcedDraft()))
     return DraftChoice(free, priced, costs=costs, most_s=config.step_s)
 
 
-def _free(spec: DraftSpec, vocab_size: int) -> DraftSource:
+def _free(spec: DraftSpec, target: LoadedModel) -> DraftSource:
     if spec.kind == "ngram":
         return NgramDraft()
     if spec.kind == "suffix":
         return SuffixDraft()
+    directory = Path(spec.directory)
+    if (directory / ABOUT).exists():  # a set of drafts, of which it is a part
+        read_about(directory, target)
+        directory /= TABLE
     try:
-        table = open_table(Path(spec.directory))
+        table = open_table(directory)
     except ValueError as error:
         raise ConfigError(f"draft source {spec}: {error}") from error
-    if table.vocab_size > vocab_size:
+    if table.vocab_size > target.vocab_size:
         raise ConfigError(
             f"draft source {spec}: the table's vocabulary of {table.vocab_size} is not that of the "
-            f"model, which has {vocab_size}"
+            f"model, which has {target.vocab_size}"
         )
     return TableDraft(table)

@@ -1,7 +1,8 @@
-"""The directory that a trained head is kept in, and whose head it is.
+"""The directory of a set of drafts that were made for a target, and its head.
 
 `head.safetensors` has the parameters and the ids that it knows; the target's own rows are not among
-them. `draft.json` says for which target, and how it was made.
+them. `table` is a folder of `engine.ngram_table`. `draft.json` says for which target they are, and
+how they were made.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from engine.head import HeadModule
 from engine.loader import LoadedModel
 
 FORMAT = 1
-ABOUT, WEIGHTS = "draft.json", "head.safetensors"
+ABOUT, WEIGHTS, TABLE = "draft.json", "head.safetensors", "table"
 VOCABULARY = "vocabulary"
 
 

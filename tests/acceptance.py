@@ -31,8 +31,8 @@ from engine.drafting import draft_choice
 from engine.pooled import load_models
 from engine.request import Request, SamplingParams, StopParams
 from engine.specs import resolve_models
+from engine.training.evaluate import costless
 from service.models import resolve
-from tests.costless import costless
 
 VERIFICATIONS = ("coupled", "rejection")
 

@@ -27,8 +27,8 @@ from engine.build import assemble
 from engine.config import EngineConfig
 from engine.drafting import draft_choice
 from engine.pooled import Models, load_models
+from engine.training.evaluate import costless
 from service.models import resolve
-from tests.costless import costless
 from tests.streams import Streams, prompts, requests
 from tests.switchback import parse
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,11 +21,14 @@ from transformers import AutoTokenizer
 from engine.build import assemble
 from engine.config import EngineConfig
 from engine.drafting import draft_choice
-from engine.head_file import About, save_head
+from engine.head_file import TABLE, About, save_head
 from engine.loader import LoadedModel, load
+from engine.ngram_count import count
+from engine.ngram_table import SIZES, write_table
 from engine.pooled import load_models
 from engine.request import Request, SamplingParams, StopParams
-from engine.training.corpus import Corpus
+from engine.training.corpus import Corpus, Document
+from engine.training.evaluate import rates
 from engine.training.harvest import Listener, harvest
 from engine.training.progress import Progress
 from engine.training.prompts import Prompt, read_prompts
@@ -34,6 +38,9 @@ from engine.training.trainer import Schedule, Trainer, Windows
 WRITING = 0.4  # of the time
 AT_ONCE, LONGEST_PROMPT, MOST_TOKENS = 32, 256, 160
 CHECKPOINT_S = 60.0
+TABLE_BYTES = 4 << 20
+MOST_HELD_OUT = 24  # documents that the scores are of
+BEST = "ngram,table:{0},head:{0}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ def train(
     progress: Progress,
 ) -> None:
     """Until the schedule is through. Goes on from the last checkpoint."""
+    count_table(target, corpus, out / TABLE)
     vocabulary = common_ids(corpus, order.vocabulary)
     module = new_head(target, corpus, vocabulary, order.seed)
     embedding, norm = frozen_parts(target)
@@ -159,13 +167,32 @@ def train(
             if clock() - saved > CHECKPOINT_S or number + 1 == schedule.steps:
                 trainer.save(state, number + 1)
                 saved = clock()
-    held = Windows(corpus, held_out=True, seed=order.seed)
-    scores = {"accuracy": _accuracy(trainer, held)}
     recipe = {**asdict(order), "schedule": asdict(schedule), "rows": corpus.rows}
     del recipe["model"], recipe["out"], recipe["data"], recipe["minutes"]
+    about = About.of(target, len(vocabulary), recipe)
     save_head(module, out)
-    replace(About.of(target, len(vocabulary), recipe), scores=scores).write(out)
-    progress.say(f"accuracy on what was held out, by depth: {scores['accuracy']}")
+    about.write(out)
+    held = [d for d in corpus.documents if d.held_out]
+    scores: dict[str, Any] = {"held_out": len(held)}
+    if held:
+        windows = Windows(corpus, held_out=True, seed=order.seed)
+        scores["accuracy_by_depth"] = _accuracy(trainer, windows)
+        scores["greedy"] = _rates(order, corpus, held[:MOST_HELD_OUT])
+    replace(about, scores=scores).write(out)
+    progress.say(f"on what was held out: {scores}")
+
+
+def count_table(target: LoadedModel, corpus: Corpus, directory: Path) -> None:
+    """Of what the target wrote, with the tokens before that the first ones follow."""
+    tokens, before = corpus.tokens(), max(SIZES)
+    documents = (
+        tokens[d.start + max(0, d.prompt - before) : d.start + d.length].tolist()
+        for d in corpus.documents
+        if not d.held_out
+    )
+    entries = count(documents, target.vocab_size, TABLE_BYTES)
+    shutil.rmtree(directory, ignore_errors=True)
+    write_table(directory, target.vocab_size, entries)
 
 
 def _steps_in(
@@ -187,8 +214,25 @@ def _steps_in(
     return max(10, int(seconds / (1.05 * mean)))
 
 
+def _rates(order: Order, corpus: Corpus, held: list[Document]) -> dict[str, Any]:
+    """Of the target going on from the prompts of these documents, greedily."""
+    tokens = corpus.tokens()
+    prompts = [tuple(tokens[d.start : d.start + d.prompt].tolist()) for d in held]
+    found = {}
+    for draft in ("ngram", f"table:{order.out}", f"head:{order.out}", BEST):
+        config = EngineConfig(
+            order.model, draft=draft.format(order.out), threads=order.threads, kv_cache_mib=512
+        )
+        served = (
+            Request(str(i), prompt, StopParams(MOST_TOKENS // 2), SamplingParams(0.0))
+            for i, prompt in enumerate(prompts)
+        )
+        found[draft.format("SET").replace(order.out, "SET")] = rates(config, served).scores()
+    return found
+
+
 def _accuracy(trainer: Trainer, held: Windows) -> list[float]:
-    schedule, several = trainer.schedule, 8
+    schedule, several = trainer.schedule, 8  # batches
     found = [
         trainer.accuracy(held.batch(i, schedule.windows, schedule.length)) for i in range(several)
     ]

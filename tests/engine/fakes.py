@@ -24,6 +24,7 @@ from engine.request import OutputParams, Request, SamplingParams, SpeculationPar
 from engine.scheduler import RowsWithin, Scheduler
 from engine.step_costs import FREE, StepCosts
 from engine.text import StopStrings
+from engine.training.evaluate import NOTHING
 from engine.types import (
     NO_PROPOSAL,
     Drawn,
@@ -35,7 +36,6 @@ from engine.types import (
     Verdict,
     Work,
 )
-from tests.costless import NOTHING
 
 VOCAB = 7
 EOS = 0

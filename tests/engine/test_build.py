@@ -22,8 +22,8 @@ from engine.ngram_table import write_table
 from engine.observer import EngineObserver
 from engine.pooled import load_models
 from engine.runner import Network
+from engine.training.evaluate import costless
 from kernels.ops import Ops
-from tests.costless import costless
 from tests.engine import children
 from tests.engine.children import PROMPTS, config_of, write_model
 from tests.engine.fakes import RecordingObserver

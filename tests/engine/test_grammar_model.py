@@ -17,7 +17,7 @@ from engine.drafting import draft_choice
 from engine.outcome import FinishReason
 from engine.pooled import Models, load_models
 from engine.request import GrammarParams, Request, SamplingParams, StopParams
-from tests.costless import costless
+from engine.training.evaluate import costless
 from tests.engine.fakes import RecordingObserver
 
 MODEL = Path.home() / ".cache/draftwire/models/smollm2-135m"

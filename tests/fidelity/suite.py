@@ -18,7 +18,7 @@ from engine.draft_ngram import NgramDraft
 from engine.outcome import FinishReason
 from engine.pooled import Models
 from engine.request import Request, SpeculationParams
-from tests.costless import costless
+from engine.training.evaluate import costless
 from tests.fidelity.bits import watch
 from tests.fidelity.company import Company, Ticks
 from tests.fidelity.judge import Reference, Row, digests_of, idle, judge, judge_cancelled

@@ -19,7 +19,7 @@ from engine.grammar_check import what_is_wrong
 from engine.outcome import FinishReason, SourceStats
 from engine.pooled import Models
 from engine.request import GrammarParams, Request, SamplingParams, StopParams
-from tests.costless import costless
+from engine.training.evaluate import costless
 from tests.schemas.corpus import Schema
 from tests.schemas.judge import Closer, wrong
 
