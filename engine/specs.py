@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.shipped import shipped_set
 
 AUTO = "ngram"
 PLAIN = ("ngram", "suffix")  # kinds that take no more than their name
@@ -52,15 +54,24 @@ def parse_drafts(setting: str) -> tuple[DraftSpec, ...]:
     return tuple(specs)
 
 
-def resolve_models(config: EngineConfig, directory_of: Callable[[str], str]) -> EngineConfig:
-    """`config` with every model reference replaced by its directory; the name is kept."""
+def resolve_models(
+    config: EngineConfig,
+    directory_of: Callable[[str], str],
+    shipped: Callable[[Path], Path | None] = shipped_set,
+) -> EngineConfig:
+    """`config` with every model reference replaced by its directory; the name is kept. Drafts are
+    also those that were made for the model, where they are automatic and some came along."""
+    model = directory_of(config.model)
+    setting = config.draft
+    if setting.strip() == "auto" and (found := shipped(Path(model))) is not None:
+        setting = f"{AUTO},table:{found},head:{found}"
     drafts = [
         replace(spec, model=directory_of(spec.model)) if spec.model else spec
-        for spec in parse_drafts(config.draft)
+        for spec in parse_drafts(setting)
     ]
     return replace(
         config,
-        model=directory_of(config.model),
+        model=model,
         model_name=config.model_name or config.model,
         draft=",".join(map(str, drafts)) or "none",
     )

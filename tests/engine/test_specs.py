@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoint import hash_weights, weight_files
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.specs import DraftSpec, parse_drafts, resolve_models
+from engine.shipped import shipped_set
+from engine.specs import AUTO, DraftSpec, parse_drafts, resolve_models
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ def test_known(setting: str, specs: tuple[DraftSpec, ...]) -> None:
     ],
 )  # fmt: skip
 def test_unknown(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"unknown draft source.* table:DIR or model:ID"):
+    with pytest.raises(ConfigError, match=r"unknown draft source.* head:DIR or model:ID"):
         parse_drafts(setting)
 
 
@@ -56,6 +63,39 @@ def test_names_become_directories_and_the_name_is_kept() -> None:
     assert (resolved.model, resolved.model_name) == ("/models/small", "small")
     assert resolved.draft == "ngram,suffix,table:t/u,model:/models/tiny"
     assert resolve_models(EngineConfig(draft="none"), str).draft == "none"
+
+
+def test_automatic_drafts_are_those_made_for_the_model_too() -> None:
+    def shipped(model: Path) -> Path | None:
+        return Path("/sets/own") if model == Path("known") else None
+
+    def drafts(model: str, draft: str) -> str:
+        return resolve_models(EngineConfig(model=model, draft=draft), str, shipped).draft
+
+    assert drafts("known", "auto") == f"{AUTO},table:/sets/own,head:/sets/own"
+    assert drafts("unknown", "auto") == AUTO
+    assert drafts("known", "ngram") == "ngram"
+    assert drafts("known", "none") == "none"
+
+
+def test_there_is_one_draft_kv() -> None:
+    with pytest.raises(ConfigError, match="head and model"):
+        parse_drafts("head:a,model:b")
+
+
+def test_a_set_is_found_by_the_weights_it_was_made_for(tmp_path: Path) -> None:
+    model, sets = tmp_path / "model", tmp_path / "sets"
+    model.mkdir()
+    assert shipped_set(model, sets) is None
+    save_file({"a": torch.ones(3)}, model / "model.safetensors")
+    own = hash_weights(model, weight_files(model))
+    for name, weights in (("other", "0" * 64), ("own", own)):
+        (sets / name).mkdir(parents=True)
+        (sets / name / "draft.json").write_text(json.dumps({"weights_hash": weights}))
+    assert shipped_set(model, sets) == sets / "own"
+    save_file({"a": torch.zeros(3)}, model / "model.safetensors")
+    assert shipped_set(model, sets) is None
+    assert shipped_set(tmp_path / "nowhere", sets) is None
 
 
 @pytest.mark.parametrize(
