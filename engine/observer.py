@@ -14,7 +14,7 @@ class StepReport:
 
     Every block is used, cached (held by nobody, but its content may be found) or free. Of
     `prefix_queries` tokens of the sequences that began or began again, `prefix_hits` had their KV
-    in the prefix cache. `accepted_by_position[i]` counts drafts accepted at draft position i.
+    in the prefix cache.
     `draft_errors` is the total since the engine started.
     """
 
@@ -36,7 +36,6 @@ class StepReport:
     prefix_hits: int = 0
     phases: tuple[tuple[str, float], ...] = ()
     by_source: tuple[tuple[str, SourceStats], ...] = ()
-    accepted_by_position: tuple[int, ...] = ()
     draft_errors: int = 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import zip_longest
 from typing import NamedTuple
 
 
@@ -23,15 +24,32 @@ class FinishReason(StrEnum):
     ERROR = "ERROR"
 
 
+def _added(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+
+
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """Drafts of one source: how many were verified, how many were accepted and delivered."""
+    """Drafts of one source: how many were verified, how many were accepted and delivered; and the
+    same by their position in a proposal."""
 
     drafted: int = 0
     accepted: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(drafted: int, accepted: int) -> SourceStats:
+        """Of one proposal."""
+        return SourceStats(drafted, accepted, (1,) * drafted, (1,) * accepted)
 
     def __add__(self, other: SourceStats) -> SourceStats:
-        return SourceStats(self.drafted + other.drafted, self.accepted + other.accepted)
+        return SourceStats(
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            _added(self.drafted_at, other.drafted_at),
+            _added(self.accepted_at, other.accepted_at),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,7 @@ class Finish:
 
     @property
     def drafts(self) -> SourceStats:
+        """Of all sources together."""
         return sum((s for _, s in self.by_source), SourceStats())
 
 

@@ -54,7 +54,7 @@ def count_drafts(seq: Sequence, proposal: Proposal, verdict: Verdict, delivered:
     """Book a step that sampled: `delivered` tokens of it count."""
     seq.target_steps += 1
     if proposal.tokens:
-        stats = SourceStats(len(proposal.tokens), min(verdict.accepted, delivered))
+        stats = SourceStats.of(len(proposal.tokens), min(verdict.accepted, delivered))
         before = seq.by_source.get(proposal.source, SourceStats())
         seq.by_source[proposal.source] = before + stats
 

@@ -36,13 +36,10 @@ def make_report(
 ) -> StepReport:
     """Counts of one step. `accepted` is what verification accepted, before any stop cut it."""
     by_source: dict[str, SourceStats] = {}
-    by_position = [0] * max((len(p.tokens) for p in proposals), default=0)
     for proposal, verdict in zip(proposals, verdicts, strict=True):
         if proposal.tokens:
-            stats = SourceStats(len(proposal.tokens), verdict.accepted)
+            stats = SourceStats.of(len(proposal.tokens), verdict.accepted)
             by_source[proposal.source] = by_source.get(proposal.source, SourceStats()) + stats
-            for position in range(verdict.accepted):
-                by_position[position] += 1
     drafts = sum(by_source.values(), SourceStats())
     pool = scheduler.pool
     return StepReport(
@@ -64,6 +61,5 @@ def make_report(
         prefix_hits=plan.found,
         phases=tuple(clock.laps),
         by_source=tuple(by_source.items()),
-        accepted_by_position=tuple(by_position),
         draft_errors=draft_errors,
     )

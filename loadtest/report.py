@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 from rich.table import Table
 
 from loadtest.client import Record
+from service.pb import draftwire_pb2 as pb
 
 PERCENTILES = (50, 90, 95, 99)
 Percentiles = dict[str, float | None]
@@ -23,10 +24,18 @@ Percentiles = dict[str, float | None]
 
 @dataclass(slots=True)
 class SourceCount:
-    """Drafts of one source over the whole run."""
+    """Drafts of one source over the whole run, and by their position in a proposal."""
 
     drafted: int = 0
     accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+
+    def add(self, stats: pb.SourceStats) -> None:
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
+        self.drafted_at = _added(self.drafted_at, stats.drafted_at)
+        self.accepted_at = _added(self.accepted_at, stats.accepted_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,9 @@ def table(report: Report) -> Table:
         shown.add_row("tokens per target step", f"{report.tokens_per_target_step:.2f}")
     for source, count in report.by_source.items():
         shown.add_row(f"drafts accepted, {source}", f"{count.accepted} of {count.drafted}")
+        pairs = zip_longest(count.accepted_at, count.drafted_at, fillvalue=0)
+        shares = " ".join(f"{accepted / drafted:.2f}" for accepted, drafted in pairs if drafted)
+        shown.add_row("  share by position", shares)
     return shown
 
 
@@ -129,7 +141,9 @@ def _by_source(records: Iterable[Record]) -> dict[str, SourceCount]:
         if record.finished is None:
             continue
         for name, stats in record.finished.speculation.by_source.items():
-            count = total.setdefault(name, SourceCount())
-            count.drafted += stats.drafted
-            count.accepted += stats.accepted
+            total.setdefault(name, SourceCount()).add(stats)
     return total
+
+
+def _added(one: Iterable[int], other: Iterable[int]) -> list[int]:
+    return [a + b for a, b in zip_longest(one, other, fillvalue=0)]

@@ -81,7 +81,12 @@ def _timings(finish: Finish) -> pb.Timings:
 
 def _speculation(finish: Finish) -> pb.SpeculationStats:
     def stats(counts: SourceStats) -> pb.SourceStats:
-        return pb.SourceStats(drafted=counts.drafted, accepted=counts.accepted)
+        return pb.SourceStats(
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            drafted_at=counts.drafted_at,
+            accepted_at=counts.accepted_at,
+        )
 
     return pb.SpeculationStats(
         drafted=finish.drafts.drafted,

@@ -160,7 +160,8 @@ class StepMetrics:
             ("draftwire.step.tokens", "{token}", "Output tokens that steps gave."),
             ("draftwire.drafts.proposed", "{token}", "Draft tokens verified, by source."),
             ("draftwire.drafts.accepted", "{token}", "Draft tokens accepted, by source."),
-            ("draftwire.drafts.accepted_at", "{token}", "Draft tokens accepted, by position."),
+            ("draftwire.drafts.proposed_at", "{token}", "The same by source and position."),
+            ("draftwire.drafts.accepted_at", "{token}", "Accepted, by source and position."),
             ("draftwire.drafts.errors", "{error}", "Failures of draft sources."),
             ("draftwire.preemptions", "{preemption}", "Sequences that lost their blocks."),
             ("draftwire.prefix.queries", "{token}", "Tokens looked up in the prefix cache."),
@@ -190,8 +191,10 @@ class StepMetrics:
         for source, stats in report.by_source:
             self._add("draftwire.drafts.proposed", stats.drafted, ("draftwire.source", source))
             self._add("draftwire.drafts.accepted", stats.accepted, ("draftwire.source", source))
-        for position, accepted in enumerate(report.accepted_by_position):
-            self._add("draftwire.drafts.accepted_at", accepted, ("draftwire.position", position))
+            for name, counts in (("proposed", stats.drafted_at), ("accepted", stats.accepted_at)):
+                for position, count in enumerate(counts):
+                    at = ("draftwire.source", source), ("draftwire.position", position)
+                    self._add(f"draftwire.drafts.{name}_at", count, *at)
         # The engine reports a running total, which starts over with a new engine.
         before = last.draft_errors if last is not None and last.number < report.number else 0
         self._add("draftwire.drafts.errors", max(report.draft_errors - before, 0))

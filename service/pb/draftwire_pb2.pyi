@@ -390,12 +390,16 @@ class SpeculationStats(_message.Message):
     def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., target_steps: _Optional[int] = ..., by_source: _Optional[_Mapping[str, SourceStats]] = ...) -> None: ...
 
 class SourceStats(_message.Message):
-    __slots__ = ("drafted", "accepted")
+    __slots__ = ("drafted", "accepted", "drafted_at", "accepted_at")
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_AT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     drafted: int
     accepted: int
-    def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    drafted_at: _containers.RepeatedScalarFieldContainer[int]
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., drafted_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("grace",)

@@ -230,7 +230,12 @@ def test_no_count_ever_falls() -> None:
     assert sum(r.preempted for r in reports) > 10
     for r in reports:
         counts = [r.rows, r.prefill_rows, r.drafted, r.accepted, r.emitted, r.preempted]
-        counts += [*r.waiting, r.free_blocks, r.used_blocks, *r.accepted_by_position]
+        counts += [
+            *r.waiting,
+            r.free_blocks,
+            r.used_blocks,
+            *(n for _, s in r.by_source for n in s.accepted_at),
+        ]
         assert min(counts) >= 0
         assert all(seconds >= 0 for _, seconds in r.phases)
         assert all(0 <= s.accepted <= s.drafted for _, s in r.by_source)

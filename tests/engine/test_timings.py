@@ -64,7 +64,9 @@ def test_queue_prefill_and_decode(drafted: int) -> None:
     assert second.prefilled is not None  # with the last chunk of the prompt come the first tokens
     assert second.finished == pytest.approx(second.prefilled + (second_steps - 1) * PASS)
     assert (first.target_steps, second.target_steps) == (first_steps, second_steps)
-    assert second.drafts == SourceStats(11 - second_steps, 11 - second_steps)
+    right = 11 - second_steps
+    assert (second.drafts.drafted, second.drafts.accepted) == (right, right)
+    assert sum(second.drafts.accepted_at) == right
 
 
 def test_a_preemption_does_not_touch_the_first_token() -> None:
@@ -95,7 +97,11 @@ def test_a_step_report_adds_up() -> None:
     assert sum(r.emitted for r in reports) == 14
     assert sum(r.accepted for r in reports) == sum(f.drafts.accepted for f in finishes)
     assert sum(r.drafted for r in reports) == sum(f.drafts.drafted for f in finishes)
-    assert sum(sum(r.accepted_by_position) for r in reports) == sum(r.accepted for r in reports)
+    for report in reports:
+        for _, stats in report.by_source:
+            assert sum(stats.drafted_at) == stats.drafted
+            assert sum(stats.accepted_at) == stats.accepted
+            assert list(stats.accepted_at) == sorted(stats.accepted_at, reverse=True)
     assert sum(r.prefill_rows for r in reports) == 12 + 1 - 2
     assert sum(r.rows for r in reports) == rig.target.rows
     assert all(r.used_blocks + r.free_blocks == rig.pool.num_blocks for r in reports)
@@ -111,7 +117,7 @@ def test_cancelled_usage_is_exact() -> None:
     rig.advance()
     finish = rig.finish("a")
     assert (finish.prompt_tokens, finish.completion_tokens) == (3, 12)
-    assert finish.drafts == SourceStats(8, 8)
+    assert finish.drafts == SourceStats(8, 8, (4, 4), (4, 4))
     assert finish.finished == pytest.approx(4 * PASS)
 
 

@@ -110,7 +110,9 @@ def test_latencies_are_amortised_over_the_tokens_of_a_delta() -> None:
             accepted=3,
             target_steps=3,
             by_source={
-                "ngram": pb.SourceStats(drafted=6, accepted=3),
+                "ngram": pb.SourceStats(
+                    drafted=6, accepted=3, drafted_at=[3, 2, 1], accepted_at=[2, 1]
+                ),
                 "model": pb.SourceStats(drafted=2),
             },
         ),
@@ -127,8 +129,13 @@ def test_latencies_are_amortised_over_the_tokens_of_a_delta() -> None:
     assert report.tokens_per_target_step == 2.0
     by_source = report.as_dict()["by_source"]
     assert by_source == {
-        "ngram": {"drafted": 12, "accepted": 6},
-        "model": {"drafted": 4, "accepted": 0},
+        "ngram": {
+            "drafted": 12,
+            "accepted": 6,
+            "drafted_at": [6, 4, 2],
+            "accepted_at": [4, 2],
+        },
+        "model": {"drafted": 4, "accepted": 0, "drafted_at": [], "accepted_at": []},
     }
 
 

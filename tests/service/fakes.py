@@ -231,7 +231,12 @@ class ScriptedEngine:
             "first_token": live.first_token,
             "finished": self.clock(),
             "target_steps": live.steps,
-            "by_source": (("ngram", SourceStats(2 * live.steps, live.steps)),),
+            "by_source": (
+                (
+                    "ngram",
+                    SourceStats(2 * live.steps, live.steps, (live.steps,) * 2, (live.steps,)),
+                ),
+            ),
         }
         finish = Finish(reason, **{**values, **more})  # type: ignore[arg-type]
         self.finishes.append((live.request.id, finish))
@@ -260,6 +265,5 @@ class ScriptedEngine:
             prefix_queries=3,
             prefix_hits=2,
             phases=(("plan", 0.001), ("forward", 0.01)),
-            by_source=(("ngram", SourceStats(2, 1)),),
-            accepted_by_position=(1, 0),
+            by_source=(("ngram", SourceStats.of(2, 1)),),
         )

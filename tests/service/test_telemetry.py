@@ -268,7 +268,10 @@ async def test_metrics_count_what_usage_says(served: Harness) -> None:
         assert total(reader, "draftwire.kv.blocks", draftwire__kv__state=state) == blocks
     assert total(reader, "draftwire.drafts.proposed", draftwire__source="ngram") == 10
     assert total(reader, "draftwire.drafts.accepted", draftwire__source="ngram") == 5
-    assert total(reader, "draftwire.drafts.accepted_at", draftwire__position=0) == 5
+    for name, counts in (("proposed_at", (5, 5)), ("accepted_at", (5, 0))):
+        for position, count in enumerate(counts):
+            where = {"draftwire__source": "ngram", "draftwire__position": position}
+            assert total(reader, f"draftwire.drafts.{name}", **where) == count
     assert total(reader, "draftwire.queue.depth", draftwire__class="standard") == 0
 
 
