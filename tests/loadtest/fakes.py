@@ -155,7 +155,7 @@ def _delta(asked: pb.Output, text: str, ids: tuple[int, ...], sent: int) -> pb.D
 
 
 def _finished(script: Script, reason: Any, tokens: int) -> pb.Finished:
-    ngram = pb.SourceStats(drafted=6, accepted=3)
+    ngram = pb.SourceStats(drafted=6, accepted=3, drafted_at=[3, 3], accepted_at=[2, 1])
     return pb.Finished(
         reason=reason,
         usage=pb.Usage(prompt_tokens=7, completion_tokens=tokens),

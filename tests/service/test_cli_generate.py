@@ -127,7 +127,14 @@ async def test_json_is_one_object_with_exactly_these_keys() -> None:
             "drafted": 6,
             "accepted": 3,
             "target_steps": 2,
-            "by_source": {"ngram": {"drafted": 6, "accepted": 3}},
+            "by_source": {
+                "ngram": {
+                    "drafted": 6,
+                    "accepted": 3,
+                    "drafted_at": [3, 3],
+                    "accepted_at": [2, 1],
+                }
+            },
         },
         "timings": {"queue_s": 0.25, "ttft_s": 0.5, "total_s": 1.5},
     }
