@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.shipped import shipped_set
 
-AUTO = "ngram"
+AUTO = "ngram,suffix"
 PLAIN = ("ngram", "suffix")  # kinds that take no more than their name
 KEPT = ("table", "head")  # in a directory
 

@@ -21,7 +21,7 @@ from engine.specs import AUTO, DraftSpec, parse_drafts, resolve_models
     [
         ("none", ()),
         (" none ", ()),
-        ("auto", (DraftSpec("ngram"),)),
+        ("auto", (DraftSpec("ngram"), DraftSpec("suffix"))),
         ("ngram", (DraftSpec("ngram"),)),
         ("suffix", (DraftSpec("suffix"),)),
         ("table:/a/b", (DraftSpec("table", directory="/a/b"),)),
