@@ -67,7 +67,8 @@ class ServeSettings(BaseSettings):
     model: str = Field(_ENGINE.model, description="Model: a name, directory, GGUF file or hub id.")
     draft: str = Field(
         _ENGINE.draft,
-        description="Draft sources: none, auto, or any of ngram, suffix, table:DIR, head:DIR and model:ID.",
+        description="Draft sources: none, auto, or any of ngram, suffix, table:DIR, head:DIR, "
+        "model:ID.",
     )
     max_draft_tokens: int = Field(
         _ENGINE.max_draft_tokens, description="Most draft tokens per sequence and step."
