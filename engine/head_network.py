@@ -57,7 +57,8 @@ class HeadNetwork:
         self._logits = torch.full((0, vocab_size), -torch.inf)
 
     def logits(self, batch: ModelInput) -> Tensor:
-        """(R, vocab_size), minus infinity for ids that the head does not know; see `Network`."""
+        """(R, vocab_size), logarithms of probabilities, minus infinity for ids that the head does
+        not know; see `Network`."""
         count, rows = len(batch.token_ids), batch.logit_rows
         if count > len(self._inputs):
             raise ValueError(f"a pass of {count} rows; the head takes {len(self._inputs)}")
@@ -70,5 +71,6 @@ class HeadNetwork:
             shape = (len(rows), self._logits.shape[1])
             self._logits = torch.full(shape, -torch.inf, device=known.device)
         logits = self._logits[: len(rows)]
-        logits[:, self._vocabulary] = known[:, : len(self._vocabulary)].float()
+        known = known[:, : len(self._vocabulary)].float()
+        logits[:, self._vocabulary] = known.log_softmax(1)
         return logits

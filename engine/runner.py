@@ -154,7 +154,7 @@ class PagedModel:
     """`Model` over a network and its KV pool.
 
     `vocab_size` is the number of ids that may be drawn; embedding rows past it are padding.
-    `says_sure`: it tells of each token that it draws how likely it was.
+    `says_sure`: logits are logarithms of probabilities, and it tells those of what it draws.
     """
 
     def __init__(
@@ -211,9 +211,9 @@ class PagedModel:
 
 
 def _sure(logits: Tensor, ids: list[int]) -> list[float]:
-    """How likely each of `ids` is by its row of `logits` (R, V); none where none was drawn."""
+    """How likely each of `ids` is by its row of `logits` (R, V)."""
     at = torch.tensor(ids, device=logits.device).clamp(min=0)[:, None]
-    sure: list[float] = (logits.gather(1, at)[:, 0] - logits.logsumexp(1)).exp().tolist()
+    sure: list[float] = logits.gather(1, at)[:, 0].exp().tolist()
     return sure
 
 

@@ -66,14 +66,14 @@ class Pair:
         )
 
     def at_once(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states and logits by the module, `features` being those of the tokens."""
+        """Hidden states and log probabilities by the module, `features` being those of the tokens."""
         before = torch.nn.functional.pad(features[:-1], (0, 0, 1, 0))
         x = self.whole.fc(self.whole.normed(before, self.embedding[tokens]))[None]
         inner, positions = self.whole.lm.model, torch.arange(len(tokens))[None]
         mask = torch.full((len(tokens),) * 2, -1e30).triu(1)[None, None]
         angles = inner.rotary_emb(x, positions)
         hidden = inner.layers[0](x, position_embeddings=angles, attention_mask=mask)
-        return hidden[0], self.whole.lm.lm_head(inner.norm(hidden))[0]
+        return hidden[0], self.whole.lm.lm_head(inner.norm(hidden))[0].log_softmax(-1)
 
 
 def batch_of(*feeds: Feed) -> ModelInput:
