@@ -66,7 +66,7 @@ class Pair:
         )
 
     def at_once(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states and log probabilities by the module, `features` being those of the tokens."""
+        """Hidden states and log probabilities by the module; `features` are those of the tokens."""
         before = torch.nn.functional.pad(features[:-1], (0, 0, 1, 0))
         x = self.whole.fc(self.whole.normed(before, self.embedding[tokens]))[None]
         inner, positions = self.whole.lm.model, torch.arange(len(tokens))[None]

@@ -28,13 +28,15 @@ from tokenizers import Tokenizer
 
 from engine.config import WEIGHTS, EngineConfig
 from engine.convert import truncate_layers
+from engine.head_file import TABLE
+from engine.ngram_table import open_table
 from engine.pooled import load_models
 from service.models import resolve
 from tests.fidelity import against_transformers
 from tests.fidelity.judge import Row
 from tests.fidelity.prompts import SPEC_BENCH, load_requests
 from tests.fidelity.restart import run_restart
-from tests.fidelity.settings import SETTINGS, Setting
+from tests.fidelity.settings import OF_SET, SETTINGS, Setting
 from tests.fidelity.suite import Suite, share_of
 
 SHOWN = 5
@@ -42,11 +44,15 @@ SHOWN = 5
 
 def run(args: argparse.Namespace, scratch: Path, console: Console) -> list[Row]:
     directory = resolve(args.model)
-    small = scratch / "draft"
-    truncate_layers(directory, small, args.draft_layers)
+    if args.set:
+        drafts, table = f"head:{args.set}", open_table(Path(args.set) / TABLE)
+    else:
+        small, table = scratch / "draft", None
+        truncate_layers(directory, small, args.draft_layers)
+        drafts = f"model:{small}"
     config = EngineConfig(
         model=str(directory),
-        draft=f"model:{small}",
+        draft=drafts,
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
         weights=args.weights,
@@ -58,8 +64,9 @@ def run(args: argparse.Namespace, scratch: Path, console: Console) -> list[Row]:
     requests = load_requests(tokenizer, args.prompts)
     if not SPEC_BENCH.exists():
         console.print("spec_bench_half.jsonl is not there: HumanEval only")
-    settings = [s for s in SETTINGS if not args.only or s.name in args.only]
-    suite = Suite(config, load_models(config, time.monotonic), requests, args.seed)
+    known = OF_SET if args.set else SETTINGS
+    settings = [s for s in known if not args.only or s.name in args.only]
+    suite = Suite(config, load_models(config, time.monotonic), requests, args.seed, table)
     shares = {s.name: share_of(s, requests, args.seed, args.limit) for s in settings}
     wanted = list({r.id: r for share in shares.values() for r in share}.values())
     started = time.monotonic()
@@ -112,6 +119,7 @@ def _command(setting: str, args: argparse.Namespace) -> str:
         "limit",
         "draft_layers",
         "kv_cache_mib",
+        "set",
     ):
         if (value := getattr(args, name)) is not None:
             words += ["--" + name.replace("_", "-"), str(value)]
@@ -141,6 +149,7 @@ def summary(rows: Seq[Row], args: argparse.Namespace, seconds: float) -> dict[st
         "dtype": args.dtype,
         "kv_dtype": args.kv_dtype,
         "weights": args.weights,
+        "set": args.set or "",
         "seed": args.seed,
         "comparisons": sum(r.comparisons for r in rows),
         "differences": sum(len(r.differences) for r in rows),
@@ -159,7 +168,9 @@ def parse(words: Seq[str] | None) -> argparse.Namespace:
     parser.add_argument("--weights", default="auto", choices=WEIGHTS)
     parser.add_argument("--prompts", type=int, default=250, help="how many to take them from")
     parser.add_argument("--limit", type=int, help="most comparisons per setting")
-    parser.add_argument("--only", nargs="+", choices=[s.name for s in SETTINGS], metavar="SETTING")
+    names = [s.name for s in (*SETTINGS, *OF_SET)]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="SETTING")
+    parser.add_argument("--set", help="of drafts made for the model, instead of other sources")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draft-layers", type=int, default=4)
     parser.add_argument("--kv-cache-mib", type=int, default=768)

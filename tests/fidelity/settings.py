@@ -12,7 +12,8 @@ LONGEST_DRAFT = 8
 class Setting:
     """`share` requests, and what they are computed with and beside.
 
-    `drafts`: none, ngram, model, or, from the reference's own tokens, perfect, wrong (never right)
+    `drafts`: none, ngram, model, suffix; table and head of a set of drafts, or both of them and
+    suffix as made; or, from the reference's own tokens, perfect, wrong (never right)
     and flawed (right now and then); how many is drawn anew per sequence and step, 0 to 8.
     `batch`: fewest and most requests at once, drawn anew all the time. `rows`: `max_step_rows`,
     from which chunk sizes follow. `cache`: "" (off), or the prefix cache on, and warm if all was
@@ -72,4 +73,15 @@ SETTINGS = (
     Setting("restart", 100, "ngram", restart=True),
     Setting("samples", 100, "flawed", samples=4),
     Setting("samples-preempted", 60, "flawed", (8, 16), tight=True, samples=3),
+)
+
+# For a set of drafts that was made for the model.
+OF_SET = (
+    Setting("suffix", 200, "suffix", rows=512),
+    Setting("table", 200, "table"),
+    Setting("head", 200, "head", cache=WARM),
+    Setting("made", 200, "made", rows=512),
+    Setting("made-chunks", 100, "made", (1, 16), rows=48, cache=COLD, cancels=True),
+    Setting("made-preempted", 80, "made", (8, 16), tight=True),
+    Setting("made-samples", 60, "made", cache=WARM, samples=3),
 )

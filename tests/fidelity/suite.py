@@ -13,8 +13,12 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.draft import DraftSource
 from engine.draft_choice import DraftChoice
+from engine.draft_head import HeadDraft
 from engine.draft_model import ModelDraft
 from engine.draft_ngram import NgramDraft
+from engine.draft_suffix import SuffixDraft
+from engine.draft_table import TableDraft
+from engine.ngram_table import NgramTable
 from engine.outcome import FinishReason
 from engine.pooled import Models
 from engine.request import Request, SpeculationParams
@@ -23,7 +27,7 @@ from tests.fidelity.bits import watch
 from tests.fidelity.company import Company, Ticks
 from tests.fidelity.judge import Reference, Row, digests_of, idle, judge, judge_cancelled
 from tests.fidelity.prompts import rules_of
-from tests.fidelity.settings import LONGEST_DRAFT, SETTINGS, WARM, Setting
+from tests.fidelity.settings import LONGEST_DRAFT, OF_SET, SETTINGS, WARM, Setting
 from tests.fidelity.sources import FLAW, KnownDraft, VaryingDraft
 
 MOST_SEQS = 40
@@ -33,6 +37,12 @@ TIGHT_SEQS, TIGHT_TOKENS = 3, 600
 DOOMED = 2
 TWIN_SEED = 1 << 40
 SAMPLE_BITS = 8
+MADE = {
+    "suffix": ("suffix",),
+    "table": ("table",),
+    "head": ("head",),
+    "made": ("suffix", "table", "head"),
+}
 
 
 def share_of(
@@ -40,7 +50,8 @@ def share_of(
 ) -> list[Request]:
     """The requests of a setting: the next ones of an endless round, whichever settings run."""
     order = random.Random(seed).sample(range(len(requests)), len(requests))
-    start = sum(s.share for s in SETTINGS[: [s.name for s in SETTINGS].index(setting.name)])
+    known = (*SETTINGS, *OF_SET)
+    start = sum(s.share for s in known[: [s.name for s in known].index(setting.name)])
     turn = [requests[order[(start + i) % len(order)]] for i in range(len(order))]
     fitting = [r for r in turn if not setting.tight or _longest(r) <= TIGHT_TOKENS]
     if setting.continued:  # rules tell the output from the prompt
@@ -79,16 +90,23 @@ def _longest(request: Request) -> int:
 
 
 class Suite:
-    """`models` are loaded with one draft model. `seed` decides all that is drawn."""
+    """`models` are loaded with one draft model, or with the head of a set whose table `table` is.
+    `seed` decides all that is drawn."""
 
     def __init__(
-        self, config: EngineConfig, models: Models, requests: Seq[Request], seed: int
+        self,
+        config: EngineConfig,
+        models: Models,
+        requests: Seq[Request],
+        seed: int,
+        table: NgramTable | None = None,
     ) -> None:
         self._config = replace(config, draft="none", max_draft_tokens=LONGEST_DRAFT)
         # Drafts as if rows were free: many, and the same in each run.
         self._models = costless(models)
         self.requests = requests
         self._seed = seed
+        self._table = table
         self._sampler = watch(models.target.paged)
         self._references: dict[str, Reference] = {}
 
@@ -194,6 +212,11 @@ class Suite:
         if setting.drafts == "none":
             return []
         seed = f"{self._seed}/{setting.name}/drafts"
+        if setting.drafts in MADE:
+            return [
+                VaryingDraft(self._made(kind, config), LONGEST_DRAFT, f"{seed}/{kind}")
+                for kind in MADE[setting.drafts]
+            ]
         source: DraftSource = NgramDraft()
         if setting.drafts == "model":
             (draft,) = self._models.drafts.values()
@@ -204,6 +227,15 @@ class Suite:
             vocab_size = self._models.target.loaded.vocab_size
             source = KnownDraft(setting.drafts, texts, vocab_size, flaw, seed)
         return [VaryingDraft(source, LONGEST_DRAFT, seed)]
+
+    def _made(self, kind: str, config: EngineConfig) -> DraftSource:
+        if kind == "suffix":
+            return SuffixDraft()
+        if kind == "table":
+            assert self._table is not None
+            return TableDraft(self._table)
+        (head,) = self._models.heads.values()
+        return HeadDraft(head.paged, config.max_step_rows, self._models.target.loaded.context_limit)
 
 
 def _twins(share: Seq[Request]) -> list[Request]:
