@@ -235,7 +235,8 @@ class Suite:
             assert self._table is not None
             return TableDraft(self._table)
         (head,) = self._models.heads.values()
-        return HeadDraft(head.paged, config.max_step_rows, self._models.target.loaded.context_limit)
+        rows = min(config.max_step_rows, self._config.max_step_rows)  # what it was made for
+        return HeadDraft(head.paged, rows, self._models.target.loaded.context_limit)
 
 
 def _twins(share: Seq[Request]) -> list[Request]:
