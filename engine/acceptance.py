@@ -105,6 +105,18 @@ class Acceptance:
             own[proposal.source] = _Share(OWN_TRUST, OWN_TRUST)
         own[proposal.source].add(float(accepted), expected, OWN_MEMORY)
 
+    def left_out(self, proposal: Proposal, first: int) -> None:
+        """Its drafts were drawn, and those from the `first` on will not be verified. What is expected
+        of draws would come to be that of the good ones alone; so it learns what these looked like.
+        """
+        reached = 1.0  # how likely it is that it would have come to a draft
+        for position, grade in enumerate(_grades(proposal)):
+            value = self._share(proposal.source, grade, position).value
+            if position >= first:
+                drawn = self._share(proposal.source, ANY, position)
+                drawn.add(reached * value, reached, MEMORY)
+            reached *= value
+
     def forget(self, request_id: str) -> None:
         self._own.pop(request_id, None)
 

@@ -149,10 +149,12 @@ class DraftChoice:
         if option.tried or all(a is b for a, b in zip(known, chains, strict=True)):
             return lengths
         # The passes are made: what is left to pay is the rows.
-        picked = pick(known, step.drawing, step.seconds, step.most_s).lengths
-        return [
-            max(n, 1) if k is not c else n for n, k, c in zip(picked, known, chains, strict=True)
-        ]
+        lengths = list(pick(known, step.drawing, step.seconds, step.most_s).lengths)
+        for i in option.drafting:
+            if known[i] is not chains[i]:
+                lengths[i] = max(1, lengths[i])
+                self._acceptance.left_out(drawn[i], lengths[i])
+        return lengths
 
     def _draw(self, plan: StepPlan, option: Option) -> list[Proposal]:
         if option.priced is None:

@@ -111,3 +111,18 @@ def test_the_grades_of_one_proposal_may_differ() -> None:
     first, second = acceptance.of_proposal("b", Proposal((1, 2), "table", None, (9, 1)))
     assert first > 0.9
     assert second < 0.2
+
+
+def test_draws_that_are_not_verified_count_as_what_they_looked_like() -> None:
+    """Half of the second draws are poor, and left out: the good ones alone do not decide."""
+    acceptance = Acceptance()
+    for turn in range(400):
+        good = turn % 2 == 0
+        proposal = Proposal((1, 2), "head", None, (9, 9 if good else 0))
+        verified = proposal if good else Proposal((1,), "head", None, (9,))
+        if not good:
+            acceptance.left_out(proposal, 1)
+        acceptance.learn("a", verified, Verdict(len(verified.tokens), 5))
+    first, both = acceptance.of_draws("b", "head", 2)
+    assert first > 0.95
+    assert both == pytest.approx(0.5, abs=0.1)

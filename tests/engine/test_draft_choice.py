@@ -265,3 +265,42 @@ def test_nobody_is_asked_where_even_the_best_drafts_would_not_pay() -> None:
     guess = Guess("ngram")
     costs = StepCosts(CostTable(((1, 1.0), (4, 4.0), (5, 6.0), (12, 6.0), (100, 500.0))))
     assert drafts([DraftChoice([guess], costs=costs).propose(step)]) == [8]
+
+
+class Drawn(Guess):
+    """A draft model that says how sure it was of each draw; with `probs` by rejection's rules."""
+
+    def __init__(self, grades: tuple[int, ...], probs: bool = False) -> None:
+        super().__init__("head")
+        self._grades = grades
+        self._probs = probs
+
+    def _one(self, work: Work) -> Proposal:
+        count = min(work.draft_cap, len(self._grades))
+        if not count:
+            return NO_PROPOSAL
+        probs = [None] * count if self._probs else None
+        return Proposal((2,) * count, self.name, probs, self._grades)
+
+
+def drawn_by(source: Drawn) -> tuple[int, ...]:
+    """Drafts of two sequences, where drawing costs next to nothing and a row a tenth of a step."""
+    rows = table(1.0, *(1.0 + 0.1 * n for n in range(1, 12)))
+    choice = DraftChoice([], [Priced(source, table(0.001, 0.001))], costs=rows)
+    step = level(plan((sequence([1], "a"), 4), (sequence([1], "b"), 4)))
+    return tuple(len(p.tokens) for p in choice.propose(step))
+
+
+def test_draws_that_turned_out_poor_are_not_verified() -> None:
+    assert drawn_by(Drawn((9, 9, 9, 9))) == (4, 4)
+    assert drawn_by(Drawn((9, 9, 0, 9))) == (2, 2)
+
+
+def test_one_draw_is_verified_all_the_same() -> None:
+    """Or nobody would ever know better."""
+    assert drawn_by(Drawn((0, 9, 9, 9))) == (1, 1)
+
+
+def test_what_was_drawn_for_rejection_is_not_left_out_for_what_it_is() -> None:
+    """That would be a bias (`engine.rejection`)."""
+    assert drawn_by(Drawn((9, 9, 0, 0), probs=True)) == (4, 4)
