@@ -284,8 +284,8 @@ class Drawn(Guess):
 
 
 def drawn_by(source: Drawn) -> tuple[int, ...]:
-    """Drafts of two sequences, where drawing costs next to nothing and a row a tenth of a step."""
-    rows = table(1.0, *(1.0 + 0.1 * n for n in range(1, 12)))
+    """Drafts of two sequences, where drawing costs next to nothing and a row 3 % of a step."""
+    rows = table(1.0, *(1.0 + 0.03 * n for n in range(1, 12)))
     choice = DraftChoice([], [Priced(source, table(0.001, 0.001))], costs=rows)
     step = level(plan((sequence([1], "a"), 4), (sequence([1], "b"), 4)))
     return tuple(len(p.tokens) for p in choice.propose(step))
