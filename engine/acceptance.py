@@ -106,8 +106,8 @@ class Acceptance:
         own[proposal.source].add(float(accepted), expected, OWN_MEMORY)
 
     def left_out(self, proposal: Proposal, first: int) -> None:
-        """Its drafts were drawn, and those from the `first` on will not be verified. Draws would come
-        to be expected to be as good as the verified ones; so it learns what these looked like.
+        """Its drafts were drawn, and those from the `first` on will not be verified. Draws would
+        come to be expected to be as good as the verified ones; so it learns what these looked like.
         """
         reached = 1.0  # how likely it is that it would have come to a draft
         for position, grade in enumerate(_grades(proposal)):
