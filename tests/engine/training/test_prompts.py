@@ -157,7 +157,7 @@ def test_what_is_not_python_is_passed_over(tmp_path: Path, source: bytes) -> Non
 def test_what_the_parser_warns_of_makes_no_noise(tmp_path: Path) -> None:
     """Warnings are errors here."""
     source = (
-        '\ufeffx = "\\d" if 1 is 1 else 0or 1\n\x0c\ndef f(text):\n    "Looks for \\d in a text."\n'
+        '\ufeffx = "\\d" if 1 is 1 else 1or 1\n\x0c\ndef f(text):\n    "Looks for \\d in a text."\n'
     )
     (tmp_path / "a.py").write_text(source, encoding="utf-8")
     assert any(
