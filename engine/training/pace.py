@@ -29,7 +29,8 @@ class Pace:
         self._slower += WEIGHT * (seconds / self._seconds[depth - 1] - self._slower)
 
     def steps(self, schedule: Schedule, done: int, seconds: float) -> int:
-        """How many it should be in all, `done` included, for the others to take `seconds`."""
+        """How many it should be in all, `done` included, for the others to take `seconds`; a few
+        also where there is no time."""
 
         def left(steps: int) -> float:
             starts = [max(done, round(s * steps)) for s in schedule.deeper[: schedule.depth]]
@@ -38,9 +39,9 @@ class Pace:
                 c * s for c, s in zip(counts, self._seconds[: schedule.depth], strict=True)
             )
 
-        most = done + max(FEWEST, int(seconds / (self._slower * min(self._seconds))))
-        fits = bisect_right(range(done, most + 1), seconds, key=left)
-        return max(done + fits - 1, done + FEWEST)
+        most = done + int(max(0.0, seconds) / (self._slower * min(self._seconds)))
+        fits = bisect_right(range(done, most + 1), max(0.0, seconds), key=left)
+        return max(done + fits - 1, FEWEST)
 
 
 def measured(trainer: Trainer, windows: Windows, clock: Callable[[], float]) -> Pace:
@@ -55,6 +56,6 @@ def measured(trainer: Trainer, windows: Windows, clock: Callable[[], float]) -> 
             begun = clock()
             trainer.step(0, windows.batch(0, schedule.windows, schedule.length))
             times.append(clock() - begun)
-        seconds.append(max(1e-9, min(times)))
+        seconds.append(max(1e-9, sorted(times)[1]))
     trainer.schedule = schedule
     return Pace(tuple(seconds))

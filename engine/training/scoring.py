@@ -22,6 +22,7 @@ MOST_HELD_OUT, TOKENS = 24, 80  # documents that the scores are of; tokens of ea
 # Fewer sequences at once, every draft verified: a token takes so many times as long as in writing.
 SLOWER = 3.0
 BATCHES = 8
+KV_MIB = 256
 
 
 def held_out(run: Run, corpus: Corpus) -> list[Document]:
@@ -54,7 +55,7 @@ def scores(
         run.order.model,
         draft=SETTINGS[-1].format(directory),
         threads=run.order.threads,
-        kv_cache_mib=512,
+        kv_cache_mib=KV_MIB,
     )
     models = load_models(config, run.clock)
     found["greedy"] = {}
