@@ -72,7 +72,8 @@ def _say(text: str, status: int) -> int:
 
 
 def _stop_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # not by the file, whose lock would be held as the process ends
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
