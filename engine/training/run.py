@@ -7,9 +7,11 @@ training, and what has become of the order.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -54,11 +56,23 @@ def train_draft(
     work = out / "work"
     work.mkdir(parents=True, exist_ok=True)
     asked = Entries(about.weights_hash, about.tokenizer_hash, order.vocabulary, order.seed)
-    run = Run(order, Account(work / "account.json", asked, clock), clock, progress, stopped)
     torch.set_num_threads(order.threads or len(os.sched_getaffinity(0)))
-    if not run.account.entries.written:
-        write(run, work / "corpus")
-    train(run, load(directory, "auto", "cpu"), out)
+    with _alone(work):
+        run = Run(order, Account(work / "account.json", asked, clock), clock, progress, stopped)
+        if not run.account.entries.written:
+            write(run, work / "corpus")
+        train(run, load(directory, "auto", "cpu"), out)
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """The lock goes with the process, however it ends."""
+    with (work / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{work} is in use: another process makes these drafts") from None
+        yield
 
 
 def train(run: Run, target: LoadedModel, out: Path) -> None:

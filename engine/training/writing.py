@@ -59,9 +59,15 @@ def write(run: Run, directory: Path) -> None:
         for _ in harvest(built.engine, listener, source, AT_ONCE, corpus, enough):
             run.account.tick()
             bar(corpus.rows)
+        bar(corpus.rows)
     run.check()
     if not any(d.length > 1 and not d.held_out for d in corpus.documents):
-        raise ValueError("the data gave no prompt that the model wrote anything after")
+        late = not wanted and run.left(WRITING) <= 0
+        raise ValueError(
+            f"{order.minutes:g} minutes are too few for the model to write anything"
+            if late
+            else "the data gave no prompt that the model wrote anything after"
+        )
     a_token = (run.clock() - begun) / max(1, corpus.rows - before)
     run.account.save(written=True, load_s=loading, token_s=a_token)
     del models, built, listener, choice  # a KV cache, in cycles

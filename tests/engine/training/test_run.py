@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import shutil
@@ -241,6 +242,20 @@ def test_no_longer_than_it_may_take(target: Path, data: Path, tmp_path: Path) ->
     taken = time.monotonic() - begun
     assert account["spent"] == pytest.approx(taken, abs=1.0)
     assert 7.0 < taken < 18.0
+
+
+def test_two_at_once(target: Path, data: Path, short: Path, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    shutil.copytree(short / "work", out / "work")
+    with (out / "work" / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="work is in use"):
+            make(order_of(target, data, out))
+
+
+def test_too_little_time(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^0\.001 minutes are too few"):
+        make(order_of(target, data, tmp_path / "set", tokens=0, minutes=0.001))
 
 
 def test_begun_as_another_order(target: Path, data: Path, short: Path, tmp_path: Path) -> None:
