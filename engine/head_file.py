@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.checkpoint import read_json
+from engine.checkpoint import hash_weights, read_json, weight_files
 from engine.errors import ConfigError, ModelError
+from engine.fused import FAMILIES
 from engine.head import HeadModule
 from engine.loader import LoadedModel
 
@@ -50,37 +51,67 @@ class About:
             recipe,
         )
 
+    @staticmethod
+    def of_directory(target: Path) -> About:
+        """Without loading the target; what is made for it is left open. Raises ModelError."""
+        hidden = read_json(target, "config.json").get("hidden_size", 0)
+        weights = hash_weights(target, weight_files(target))
+        return About(weights, tokenizer_hash(target), hidden, 0)
+
     def write(self, directory: Path) -> None:
-        text = json.dumps(asdict(self), indent=1, sort_keys=True)
-        (directory / ABOUT).write_text(text + "\n")
+        """At once or not at all."""
+        partial = directory / f"{ABOUT}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+        partial.replace(directory / ABOUT)
 
 
 def tokenizer_hash(directory: Path) -> str:
-    """SHA-256 of the model's tokenizer.json."""
-    return hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest()
+    """SHA-256 of the model's tokenizer.json. Raises ModelError."""
+    try:
+        return hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest()
+    except OSError as error:
+        raise ModelError(f"model {directory} has no tokenizer.json: {error}") from None
 
 
 def read_about(directory: Path, target: LoadedModel) -> About:
     """Raises ConfigError, saying what differs, for drafts that are another target's."""
+    return read_set(directory, About.of(target, 0, {}), target.directory)
+
+
+def read_set(directory: Path, own: About, target: Path) -> About:
+    """As `read_about`, for the target in a directory, of which `own` was made."""
     try:
-        about = About(**read_json(directory, ABOUT))
-    except (ModelError, TypeError) as error:
+        value = read_json(directory, ABOUT)
+    except (ModelError, OSError) as error:
         raise ConfigError(f"{directory} holds no set of drafts: {error}") from None
-    own = About.of(target, about.vocabulary, {})
-    for name in ("format", "tokenizer_hash", "hidden_size", "weights_hash"):
+    if set(value) != {f.name for f in fields(About)} or value["format"] != FORMAT:
+        raise ConfigError(
+            f"{directory} holds no set of drafts: {ABOUT} is not one of format {FORMAT}"
+        )
+    about = About(**value)
+    for name in ("tokenizer_hash", "hidden_size", "weights_hash"):
         if getattr(about, name) != (wanted := getattr(own, name)):
             raise ConfigError(
-                f"the drafts in {directory} are not for {target.directory}: their {name} is "
+                f"the drafts in {directory} are not for {target}: their {name} is "
                 f"{getattr(about, name)}, not {wanted}"
             )
     return about
 
 
+def check_family(architecture: str) -> None:
+    """Raises ConfigError for a target that there is no head for."""
+    if architecture not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ConfigError(f"there are draft heads for {known}, not for {architecture}")
+
+
 def save_head(module: HeadModule, directory: Path) -> None:
-    """Its own parameters in bfloat16, whatever they are trained in."""
+    """Its own parameters in bfloat16, whatever they are trained in; at once or not at all."""
     state = {n: t.detach().bfloat16().contiguous() for n, t in module.own_state().items()}
     state[VOCABULARY] = module.vocabulary.int()
-    save_file(state, directory / WEIGHTS)
+    partial = directory / f"{WEIGHTS}.partial"
+    save_file(state, partial)
+    partial.replace(directory / WEIGHTS)
 
 
 def load_head(directory: Path, target: LoadedModel) -> HeadModule:
@@ -93,8 +124,8 @@ def load_head(directory: Path, target: LoadedModel) -> HeadModule:
         vocabulary: Tensor = state.pop(VOCABULARY).long()
     except (OSError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{path} is not a head: {error}") from None
-    known = 0 < len(vocabulary) == about.vocabulary and int(vocabulary.min()) >= 0
-    if not known or int(vocabulary.max()) >= target.vocab_size:
+    known = vocabulary.ndim == 1 and 0 < len(vocabulary) == about.vocabulary
+    if not known or int(vocabulary.min()) < 0 or int(vocabulary.max()) >= target.vocab_size:
         raise ConfigError(f"{path} is not a head: its ids are not the target's")
     module = make_head(target, vocabulary)
     own = module.own_state()
@@ -106,7 +137,8 @@ def load_head(directory: Path, target: LoadedModel) -> HeadModule:
 
 def make_head(target: LoadedModel, vocabulary: Tensor) -> HeadModule:
     """A head with the target's rows for these ids, its other parameters at random, in the target's
-    dtype."""
+    dtype. Raises ConfigError for a target that there is no head for."""
+    check_family(target.architecture)
     module = HeadModule(type(target.model), target.model.config, vocabulary)
     module = module.to(target.model.device, target.model.dtype)
     rows = target.model.get_output_embeddings()

@@ -75,7 +75,9 @@ def test_no_torch_outside_the_engine(module: str) -> None:
     assert heavy.split() == []
 
 
-@pytest.mark.parametrize("command", [["--help"], ["generate", "--help"], ["serve", "--help"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["generate", "--help"], ["serve", "--help"], ["train-draft", "--help"]]
+)
 def test_the_command_line_is_light(command: list[str]) -> None:
     loaded = python(
         "import sys\n"

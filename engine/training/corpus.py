@@ -18,13 +18,14 @@ TOKENS, FEATURES, DOCUMENTS = "tokens.i32", "features.bf16", "documents.jsonl"
 @dataclass(frozen=True, slots=True)
 class Document:
     """Rows [start, start + length) of the corpus, the first `prompt` of which are not the target's.
-    `held_out`: for evaluation only."""
+    `held_out`: for evaluation only. `number` is that of the prompt in its data, if it is known."""
 
     start: int
     length: int
     prompt: int
     temperature: float
     held_out: bool = False
+    number: int = -1
 
 
 class Corpus:
@@ -38,20 +39,25 @@ class Corpus:
         self._directory = directory
         self._hidden = hidden
         directory.mkdir(parents=True, exist_ok=True)
-        path = directory / DOCUMENTS
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        self.documents = [Document(**json.loads(line)) for line in lines]
+        sizes = ((TOKENS, 4), (FEATURES, 2 * hidden))
+        there = min(_size(directory / name) // size for name, size in sizes)
+        self.documents, kept = _whole(directory / DOCUMENTS, there)
         self.rows = sum(d.length for d in self.documents)
-        for name, size in ((TOKENS, 4), (FEATURES, 2 * hidden)):
+        for name, length in ((DOCUMENTS, kept), *((n, self.rows * s) for n, s in sizes)):
             with (directory / name).open("ab") as file:
-                file.truncate(self.rows * size)
-        path.write_text("".join(line + "\n" for line in lines))
+                file.truncate(length)
 
     def add(
-        self, tokens: Seq[int], features: Tensor, prompt: int, temperature: float, held_out: bool
+        self,
+        tokens: Seq[int],
+        features: Tensor,
+        prompt: int,
+        temperature: float,
+        held_out: bool,
+        number: int = -1,
     ) -> None:
         """`features` (len(tokens), hidden)."""
-        document = Document(self.rows, len(tokens), prompt, temperature, held_out)
+        document = Document(self.rows, len(tokens), prompt, temperature, held_out, number)
         if features.shape != (len(tokens), self._hidden):
             raise ValueError(f"{len(tokens)} tokens with features {tuple(features.shape)}")
         with (self._directory / TOKENS).open("ab") as file:
@@ -75,3 +81,23 @@ class Corpus:
             return np.zeros((0, self._hidden), np.int16)
         shape = (self.rows, self._hidden)
         return np.memmap(self._directory / FEATURES, np.int16, "r", shape=shape)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _whole(path: Path, rows: int) -> tuple[list[Document], int]:
+    """Documents whose line and whose rows are all there, up to the first that is not; the length of
+    their lines in bytes."""
+    documents: list[Document] = []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    kept = end = 0
+    for line in lines:
+        document = Document(**json.loads(line))
+        end += document.length
+        if end > rows:
+            break
+        documents.append(document)
+        kept += len(line) + 1
+    return documents, kept

@@ -77,9 +77,15 @@ class Counted(DraftWrapper):
                 counts.accepted[proposal.source, position] += position < verdict.accepted
 
 
-def rates(config: EngineConfig, requests: Iterable[Request], at_once: int = 8) -> Counts:
-    """Serves all `requests` with the drafts of `config`. Raises RuntimeError if one fails."""
-    models = costless(load_models(config, time.monotonic))
+def rates(
+    config: EngineConfig,
+    requests: Iterable[Request],
+    at_once: int = 8,
+    models: Models | None = None,
+) -> Counts:
+    """Serves all `requests` with the drafts of `config`. `models` may be those of a `config` with
+    more drafts. Raises RuntimeError if one fails."""
+    models = costless(models or load_models(config, time.monotonic))
     choice, counts = draft_choice(config, models, time.monotonic), Counts()
     built = assemble(config, models, choice, time.monotonic, listener=Counted(choice, counts))
     engine, live, left = built.engine, 0, iter(requests)

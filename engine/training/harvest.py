@@ -15,7 +15,8 @@ from engine.request import Request
 from engine.training.corpus import Corpus
 from engine.types import Proposal, StepPlan, Verdict
 
-# Of every so many documents one is held out.
+# Of every so many pairs of prompts, one that is gone on with greedily and one that is not, one is
+# held out.
 HELD_OUT = 20
 
 
@@ -42,7 +43,7 @@ class Listener(DraftWrapper):
             heard = self._heard.setdefault(work.seq.request.id, [])
             if work.start == 0:
                 heard.clear()
-            heard.append(rows)
+            heard.append(rows.cpu())
 
     def take(self, request_id: str) -> Tensor:
         """(T, hidden): of all of a sequence that has ended but its last token."""
@@ -58,7 +59,7 @@ def harvest(
     enough: Callable[[], bool],
 ) -> Iterator[int]:
     """Serves `requests`, so many at a time, into `corpus`, until there are no more or it is
-    `enough`. Yields how many tokens came, step by step."""
+    `enough`. Their ids are numbers. Yields how many tokens came, step by step."""
     live: dict[str, tuple[Request, list[int]]] = {}
     more = True
     while True:
@@ -93,5 +94,6 @@ def _keep(
     tokens = [*request.prompt, *output]
     count = min(len(tokens), len(features))
     temperature = request.sampling.temperature
-    held_out = len(corpus.documents) % HELD_OUT == HELD_OUT - 1
-    corpus.add(tokens[:count], features[:count], len(request.prompt), temperature, held_out)
+    number = int(request.id)
+    held_out = number // 2 % HELD_OUT == HELD_OUT - 1
+    corpus.add(tokens[:count], features[:count], len(request.prompt), temperature, held_out, number)

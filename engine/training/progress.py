@@ -28,12 +28,14 @@ class Progress:
     def phase(
         self, name: str, total: int | None, done: int, unit: str
     ) -> Iterator[Callable[..., None]]:
-        """Gives what is to be called with the number that is done by now, and a remark."""
+        """Gives what is to be called with the number that is done by now, a remark, and the total
+        if it is another one by now."""
         begun = self._clock()
         shown, text = begun, ""
 
-        def bar(now: int, remark: str = "") -> None:
-            nonlocal shown, text
+        def bar(now: int, remark: str = "", changed: int | None = None) -> None:
+            nonlocal shown, text, total
+            total = changed or total
             seconds = self._clock() - begun
             rate = (now - done) / max(seconds, 1e-9)
             text = f"{name}: {now}{f' of {total}' if total else ''} {unit}, {rate:.1f}/s"
@@ -44,8 +46,11 @@ class Progress:
                 shown = self._clock()
                 self._show(text, last=False)
 
-        yield bar
-        self._show(text, last=True)
+        try:
+            yield bar
+        finally:
+            if text:
+                self._show(text, last=True)
 
     def _show(self, text: str, last: bool) -> None:
         over, end = ("\r\033[K", "\n" * last) if self._terminal else ("", "\n")

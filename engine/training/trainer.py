@@ -8,7 +8,7 @@ the target's own states, then from the head's, once and twice over, as in a chai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -113,7 +113,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(own, lr=rate, betas=BETAS, weight_decay=0.01)
 
     def save(self, path: Path, done: int) -> None:
-        """All that it takes to go on after `done` steps."""
+        """All that it takes to go on after `done` steps, at once or not at all."""
         partial = path.with_suffix(".partial")
         torch.save(
             {
@@ -154,18 +154,18 @@ class Trainer:
         return loss.item()
 
     @torch.no_grad()
-    def accuracy(self, batch: Batch) -> list[float]:
+    def accuracy(self, batches: Iterable[Batch]) -> list[float]:
         """By depth of the chain, the share of rows written by the target after which the head would
         say what the target's most likely token is."""
-        truth = self._truth(batch).argmax(-1)
-        written = batch.weight == 1.0
-        return [
-            (self.module.lm.lm_head(self.module.lm.model.norm(guess)).argmax(-1) == truth)[written]
-            .float()
-            .mean()
-            .item()
-            for guess in self._chain(batch, self.schedule.depth)
-        ]
+        right, rows = [0] * self.schedule.depth, 0
+        for batch in batches:
+            truth = self._truth(batch).argmax(-1)
+            written = batch.weight == 1.0
+            rows += int(written.sum())
+            for depth, guess in enumerate(self._chain(batch, self.schedule.depth)):
+                said = self.module.lm.lm_head(self.module.lm.model.norm(guess)).argmax(-1)
+                right[depth] += int((said == truth)[written].sum())
+        return [count / max(1, rows) for count in right]
 
     def _chain(self, batch: Batch, depth: int) -> Iterator[Tensor]:
         """The head's hidden states (B, T, hidden), from the target's, from its own, and so on."""

@@ -10,6 +10,7 @@ import typer
 from service.cli.generate import generate
 from service.cli.replay import replay
 from service.cli.serve import serve_command
+from service.cli.train import train_draft
 from service.models.cli import app as models
 
 
@@ -25,6 +26,7 @@ def build() -> typer.Typer:
     app.command("serve")(serve_command())
     app.command()(generate)
     app.command()(replay)
+    app.command("train-draft")(train_draft)
     app.add_typer(models, name="models", help="The models that Draftwire knows by name.")
     return app
 

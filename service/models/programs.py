@@ -70,12 +70,9 @@ class Programs:
         Raises ModelError if the source is at fault, else ConversionFailed or DiskFull.
         """
         command = [*self.converter, "--tied", str(source), str(out)]
-        root = Path(engine.__file__).parent.parent
-        path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
         # Its standard input closes when this process ends, however it ends; then it ends as well.
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=engine_environment()
         ) as process:
             assert process.stderr is not None
             said = process.stderr.read().decode(errors="replace")
@@ -91,6 +88,13 @@ class Programs:
         raise ConversionFailed(
             f"converting {source} ended {how}:\n{_last_lines(said)}".rstrip(":\n")
         )
+
+
+def engine_environment() -> dict[str, str]:
+    """For a program of the engine, which finds it and nothing in the network."""
+    root = Path(engine.__file__).parent.parent
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
 def _running(process: subprocess.Popen[bytes]) -> bool:
