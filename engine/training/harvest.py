@@ -16,7 +16,7 @@ from engine.training.corpus import Corpus
 from engine.types import Proposal, StepPlan, Verdict
 
 # Of every so many pairs of prompts, one that is gone on with greedily and one that is not, one is
-# held out.
+# held out, the first ones among them.
 HELD_OUT = 20
 
 
@@ -95,5 +95,5 @@ def _keep(
     count = min(len(tokens), len(features))
     temperature = request.sampling.temperature
     number = int(request.id)
-    held_out = number // 2 % HELD_OUT == HELD_OUT - 1
+    held_out = number // 2 % HELD_OUT == 0
     corpus.add(tokens[:count], features[:count], len(request.prompt), temperature, held_out, number)
