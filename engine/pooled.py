@@ -24,7 +24,7 @@ from engine.head_file import WEIGHTS, load_head
 from engine.kv_cache import KVCache, KVShape
 from engine.loader import LoadedModel, check_same_vocabulary, load, resolve_device
 from engine.network import make_network
-from engine.pooled_head import Beside, PooledHead, bytes_of_head, pool_head
+from engine.pooled_head import Beside, PooledHead, bytes_of_features, bytes_of_head, pool_head
 from engine.quantised import kind_of_draft, weights_as
 from engine.rejection import REJECTION_VERSION, Independent, Rejection
 from engine.remembered import remembered
@@ -95,11 +95,11 @@ def load_models(config: EngineConfig, clock: Callable[[], float], read: bool = F
     per_token = sum(
         kv_shape(m, config.kv_dtype).bytes_per_token for m in (target, *drafts.values())
     )
-    per_token += len(heads) * bytes_of_head(target, kv_shape(target, "auto"))
+    read = read or bool(heads)
+    per_token += read * bytes_of_features(target)
+    per_token += len(heads) * bytes_of_head(kv_shape(target, "auto"))
     num_blocks = blocks_of(config, per_token)
-    pooled = _pooled(
-        target, config, num_blocks, target.vocab_size, Rejection(), clock, read or bool(heads)
-    )
+    pooled = _pooled(target, config, num_blocks, target.vocab_size, Rejection(), clock, read)
     return Models(
         pooled,
         {

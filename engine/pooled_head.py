@@ -37,10 +37,15 @@ class Beside:
     own_shape: KVShape  # of the target's KV, in its own dtype
 
 
-def bytes_of_head(target: LoadedModel, own_shape: KVShape) -> int:
-    """Per token: the KV of a layer, and the target's hidden state."""
+def bytes_of_features(target: LoadedModel) -> int:
+    """Per token: the target's hidden state."""
     hidden: int = target.config.hidden_size * target.model.dtype.itemsize
-    return replace(own_shape, layers=1).bytes_per_token + hidden
+    return hidden
+
+
+def bytes_of_head(own_shape: KVShape) -> int:
+    """Per token: the KV of a layer."""
+    return replace(own_shape, layers=1).bytes_per_token
 
 
 def pool_head(

@@ -240,8 +240,8 @@ def test_no_longer_than_it_may_take(target: Path, data: Path, tmp_path: Path) ->
     make(order_of(target, data, tmp_path / "set", tokens=0, steps=0, minutes=0.2))
     account = json.loads((tmp_path / "set" / "work" / "account.json").read_text())
     taken = time.monotonic() - begun
-    assert account["spent"] == pytest.approx(taken, abs=1.0)
-    assert 7.0 < taken < 18.0
+    assert account["spent"] == pytest.approx(taken, abs=3.0)
+    assert 7.0 < taken < 40.0
 
 
 def test_two_at_once(target: Path, data: Path, short: Path, tmp_path: Path) -> None:
