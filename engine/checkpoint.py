@@ -25,14 +25,16 @@ SAMPLE = 4096  # bytes hashed of each tensor
 def read_json(directory: Path, name: str, optional: bool = False) -> dict[str, Any]:
     """The object in a JSON file; {} where it is optional and missing. Raises ModelError."""
     path = directory / name
-    if not path.is_file():
-        if optional:
-            return {}
-        found = "has no " + name if directory.is_dir() else "is not a directory"
-        raise ModelError(f"model {directory} {found}")
     try:
+        if not path.is_file():
+            if optional:
+                return {}
+            found = "has no " + name if directory.is_dir() else "is not a directory"
+            raise ModelError(f"{directory} {found}")
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} does not hold a JSON object")

@@ -77,12 +77,12 @@ def _free(spec: DraftSpec, target: LoadedModel) -> DraftSource:
     if spec.kind == "suffix":
         return SuffixDraft()
     directory = Path(spec.directory)
-    if (directory / ABOUT).exists():  # a set of drafts, of which it is a part
-        read_about(directory, target)
-        directory /= TABLE
     try:
+        if (directory / ABOUT).exists():  # a set of drafts, of which it is a part
+            read_about(directory, target)
+            directory /= TABLE
         table = open_table(directory)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ConfigError(f"draft source {spec}: {error}") from error
     if table.vocab_size > target.vocab_size:
         raise ConfigError(

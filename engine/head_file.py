@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -93,7 +94,7 @@ def read_set(directory: Path, own: About, target: Path) -> About:
         if getattr(about, name) != (wanted := getattr(own, name)):
             raise ConfigError(
                 f"the drafts in {directory} are not for {target}: their {name} is "
-                f"{getattr(about, name)}, not {wanted}"
+                f"{getattr(about, name)!r}, not {wanted!r}"
             )
     return about
 
@@ -121,12 +122,15 @@ def load_head(directory: Path, target: LoadedModel) -> HeadModule:
     path = directory / WEIGHTS
     try:
         state = load_file(path)
-        vocabulary: Tensor = state.pop(VOCABULARY).long()
+        ids: Tensor = state.pop(VOCABULARY)
     except (OSError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{path} is not a head: {error}") from None
-    known = vocabulary.ndim == 1 and 0 < len(vocabulary) == about.vocabulary
-    if not known or int(vocabulary.min()) < 0 or int(vocabulary.max()) >= target.vocab_size:
-        raise ConfigError(f"{path} is not a head: its ids are not the target's")
+    known = ids.dtype == torch.int32 and ids.ndim == 1 and 0 < len(ids) == about.vocabulary
+    if not known or int(ids[0]) < 0 or int(ids[-1]) >= target.vocab_size or (ids.diff() < 1).any():
+        raise ConfigError(f"{path} is not a head: its ids are not the target's, ascending")
+    if not all(t.dtype == torch.bfloat16 and t.isfinite().all() for t in state.values()):
+        raise ConfigError(f"{path} is not a head: its weights are not all bfloat16 numbers")
+    vocabulary = ids.long()
     module = make_head(target, vocabulary)
     own = module.own_state()
     if {n: t.shape for n, t in state.items()} != {n: t.shape for n, t in own.items()}:

@@ -272,7 +272,4 @@ def _costs(
         return to_text(measure_costs(model, num_blocks, config.block_size, clock))
 
     name = f"costs-smooth-{digest}-{config.weights}-{min(num_blocks, ENOUGH_BLOCKS)}"
-    try:
-        return from_text(remembered(config.cache_dir, name, measured))
-    except ValueError:  # of another version, or spoilt
-        return from_text(measured())
+    return from_text(remembered(config.cache_dir, name, measured, from_text))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MARK = "found: "  # an empty file, or half of one, says nothing
 
 
-def remembered(directory: str, name: str, find: Callable[[], str]) -> str:
+def remembered(
+    directory: str,
+    name: str,
+    find: Callable[[], str],
+    check: Callable[[str], object] = lambda kept: None,
+) -> str:
     """What `find` said when `name` was first asked for. `directory` empty, or one that cannot be
-    written, keeps nothing."""
+    written, keeps nothing. What is kept and `check` raises ValueError for is found out again."""
     if not directory:
         return find()
     path = Path(directory) / name
@@ -19,14 +25,23 @@ def remembered(directory: str, name: str, find: Callable[[], str]) -> str:
         kept = path.read_text()
     except (OSError, ValueError):
         kept = ""
-    if kept.startswith(MARK):
+    if kept.startswith(MARK) and _passes(check, kept.removeprefix(MARK)):
         return kept.removeprefix(MARK)
     found = find()
+    part = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
         part.write_text(MARK + found)
         part.replace(path)
-    except OSError:
-        pass  # it will be found out again
+    except OSError:  # it will be found out again
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return found
+
+
+def _passes(check: Callable[[str], object], kept: str) -> bool:
+    try:
+        check(kept)
+    except ValueError:
+        return False
+    return True

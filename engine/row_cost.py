@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
 from engine.request import SamplingParams
-from engine.step_costs import CostTable
+from engine.step_costs import LEAST_S, CostTable
 from engine.types import Feed, Model
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
@@ -33,7 +33,7 @@ def measure_costs(
         feeds = _feeds(sequences, context, rows, block_size)
         start = clock()
         model.run(feeds)
-        return clock() - start
+        return max(LEAST_S, clock() - start)
 
     positions = num_blocks * block_size
     seconds = _smooth(_by_rows(run, [s for s in SIZES if s <= positions]))
@@ -117,17 +117,10 @@ def from_text(text: str) -> CostTable:
     """What `to_text` wrote. Raises ValueError for anything else."""
     try:
         seconds, per_position, per_score = json.loads(text)
-        table = CostTable(tuple(_pairs(seconds)), float(per_position), float(per_score))
-    except TypeError as error:
+        pairs = tuple((int(rows), float(taken)) for rows, taken in seconds)
+        table = CostTable(pairs, float(per_position), float(per_score))
+    except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a table of costs: {error}") from error
-    rows = [r for r, _ in table.seconds]
-    if not rows or rows[0] != 1 or rows != sorted(set(rows)) or min(table.seconds)[1] <= 0:
-        raise ValueError("not a table of costs")
+    if table.seconds[0][0] != 1:
+        raise ValueError("not a table of costs: one row is missing")
     return table
-
-
-def _pairs(seconds: list[list[float]]) -> Iterator[tuple[int, float]]:
-    for rows, taken in seconds:
-        if not taken > 0:
-            raise ValueError("a pass took no time")
-        yield int(rows), float(taken)

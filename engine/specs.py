@@ -39,7 +39,7 @@ def parse_drafts(setting: str) -> tuple[DraftSpec, ...]:
         if kind in PLAIN and not what:
             specs.append(DraftSpec(kind))
         elif kind in KEPT and what:
-            specs.append(DraftSpec(kind, directory=what))
+            specs.append(DraftSpec(kind, directory=str(Path(what).expanduser())))
         elif kind == "model" and what:
             specs.append(DraftSpec(kind, model=what))
         else:

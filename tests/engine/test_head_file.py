@@ -56,7 +56,9 @@ def test_what_it_is_for_is_known_without_loading_it(target: LoadedModel) -> None
 
 def test_of_other_weights(made: Path, tmp_path: Path) -> None:
     other = load(write_target(tmp_path / "other", seed=1), "float32", "cpu")
-    with pytest.raises(ConfigError, match=r"not for .*other: their weights_hash is \w+, not \w+"):
+    with pytest.raises(
+        ConfigError, match=r"not for .*other: their weights_hash is '\w+', not '\w+'"
+    ):
         load_head(made, other)
 
 
@@ -82,8 +84,9 @@ def test_cut_short(made: Path, target: LoadedModel, size: int) -> None:
 
 
 def test_files_that_are_not_there(made: Path, target: LoadedModel) -> None:
-    with pytest.raises(ConfigError, match="absent holds no set of drafts"):
-        load_head(made / "absent", target)
+    for name in ("absent", "a" * 300, "a/" * 5000):
+        with pytest.raises(ConfigError, match="holds no set of drafts"):
+            load_head(made / name, target)
     (made / "head.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"head\.safetensors is not a head"):
         load_head(made, target)
@@ -92,7 +95,9 @@ def test_files_that_are_not_there(made: Path, target: LoadedModel) -> None:
         load_head(made, target)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"name": "draft"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": 1}', '{"name": "draft"}', "[" * 100_000]
+)
 def test_someone_elses_json(made: Path, target: LoadedModel, text: str) -> None:
     (made / "draft.json").write_text(text)
     with pytest.raises(ConfigError, match="holds no set of drafts"):
@@ -138,6 +143,26 @@ def of_another_shape(state: dict[str, Any]) -> None:
     state["fc.weight"] = state["fc.weight"][:, :-1].clone()
 
 
+def ids_out_of_order(state: dict[str, Any]) -> None:
+    state["vocabulary"] = state["vocabulary"].flip(0).contiguous()
+
+
+def an_id_twice(state: dict[str, Any]) -> None:
+    state["vocabulary"][1] = state["vocabulary"][0]
+
+
+def ids_that_are_no_whole_numbers(state: dict[str, Any]) -> None:
+    state["vocabulary"] = state["vocabulary"].float()
+
+
+def of_another_type(state: dict[str, Any]) -> None:
+    state["fc.weight"] = state["fc.weight"].view(torch.int16)
+
+
+def no_numbers(state: dict[str, Any]) -> None:
+    state["fc.weight"][3, 3] = float("nan")
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -149,6 +174,11 @@ def of_another_shape(state: dict[str, Any]) -> None:
         a_parameter_less,
         a_parameter_more,
         of_another_shape,
+        ids_out_of_order,
+        an_id_twice,
+        ids_that_are_no_whole_numbers,
+        of_another_type,
+        no_numbers,
     ],
 )
 def test_tensors_that_are_no_head(

@@ -36,7 +36,7 @@ def test_context_costs_what_is_read_and_what_more_rows_do() -> None:
 
 
 @given(
-    true=st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4),
+    true=st.lists(st.floats(0.1, 10.0), min_size=4, max_size=4).map(sorted),
     rows=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4, unique=True),
 )
 def test_what_is_seen_often_is_what_it_comes_to_say(true: list[float], rows: list[int]) -> None:
@@ -160,7 +160,10 @@ def test_a_slow_model_is_not_measured_for_long() -> None:
     [
         *("", "{}", "[]", "[[], 0, 0]", "[[[2, 1.0]], 0, 0]", "[[[1, 0.0]], 0, 0]"),
         *("[[[1, 1], [1, 2]], 0, 0]", "[[[1, NaN]], 0, 0]", '[[["a", 1]], 0, 0]', "[[1], 0, 0]"),
-        *("[[[1, 1.0]], null, 0]", "[[[1, 1.0]], 0]"),
+        *("[[[1, 1.0]], null, 0]", "[[[1, 1.0]], 0]", "[" * 100_000, "[[[1, 1e300]], 0, 0]"),
+        *("[[[1, 0.01], [1e999, 1]], 0, 0]", f"[[[1, 1], [2, 1{'0' * 400}]], 0, 0]"),
+        *("[[[1, Infinity], [2, Infinity]], 0, 0]", "[[[1, 1.0]], NaN, 0]"),
+        *("[[[1, 1.0]], 0, Infinity]", "[[[1, 1.0]], -1, 0]", "[[[1, 2.0], [2, 1.0]], 0, 0]"),
     ],
 )
 def test_a_spoilt_table_is_refused(text: str) -> None:
@@ -183,6 +186,23 @@ def test_only_passes_whose_rows_are_all_drawn_from_teach() -> None:
     for _ in range(200):
         timed.run([feed(6, 6), feed(1, 1)])
     assert costs.seconds(7) == pytest.approx(3.0, rel=0.05)
+
+
+@given(
+    taken=st.lists(st.floats(1e-6, 10.0), min_size=1, max_size=6),
+    seen=st.lists(st.tuples(st.integers(1, 200), st.floats(1e-9, 1e9)), max_size=300),
+)
+def test_whatever_is_seen_more_rows_take_no_less(
+    taken: list[float], seen: list[tuple[int, float]]
+) -> None:
+    """Also beyond the last size, where two sizes that drifted apart would lead below nothing."""
+    table = CostTable(tuple((2**i, s) for i, s in enumerate(sorted(taken))))
+    costs = StepCosts(table)
+    for rows, seconds in [*seen, *((24, costs.seconds(24) * 1.1) for _ in range(40))]:
+        costs.observe(rows, 0, seconds)
+    for a, b in pairwise(range(1, 300)):
+        assert 0 < costs.seconds(a) <= costs.seconds(b) < float("inf")
+    assert 1 <= costs.rows_within(0.1, 100, 3, 256) <= 256
 
 
 def test_noise_does_not_move_it_far() -> None:

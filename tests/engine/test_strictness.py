@@ -144,6 +144,22 @@ def test_half_a_memory_is_none(tmp_path: Path, harm: bytes) -> None:
     assert remembered(str(tmp_path), "name", lambda: "not looked") == "looked again"
 
 
+def test_what_does_not_pass_is_found_out_again_and_kept(tmp_path: Path) -> None:
+    def check(kept: str) -> None:
+        if kept == "spoilt":
+            raise ValueError
+
+    remembered(str(tmp_path), "name", lambda: "spoilt")
+    assert remembered(str(tmp_path), "name", lambda: "good", check) == "good"
+    assert remembered(str(tmp_path), "name", lambda: "not looked", check) == "good"
+
+
+def test_nothing_is_left_behind_where_it_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "name").mkdir()
+    assert remembered(str(tmp_path), "name", lambda: "found") == "found"
+    assert [p.name for p in tmp_path.iterdir()] == ["name"]
+
+
 def test_a_pool_for_all_neighbours_is_told_from_a_tiny_one() -> None:
     """What was found in a pool without room for them must not stand for one with it."""
     lengths = (LENGTH, *CROWDS["a crowd"])
