@@ -28,7 +28,7 @@ from engine.pooled_head import Beside, PooledHead, bytes_of_features, bytes_of_h
 from engine.quantised import kind_of_draft, weights_as
 from engine.rejection import REJECTION_VERSION, Independent, Rejection
 from engine.remembered import remembered
-from engine.row_cost import from_text, measure_costs, to_text
+from engine.row_cost import check_costs, from_text, measure_costs, to_text
 from engine.runner import ATTENTION, OpenNetwork, PagedModel, register_attention
 from engine.sampler import Coupled, Sampler
 from engine.selfcheck import LONGEST, check_paged, probe_tokens, stock_logits
@@ -266,10 +266,15 @@ def _costs(
     digest: str,
     clock: Callable[[], float],
 ) -> CostTable:
-    """Measured once for a model on this machine, if there is a place to keep it."""
+    """Measured once for a model on this machine, if there is a place to keep it; and again if the
+    machine turns out to be much faster, for then it was busy."""
 
     def measured() -> str:
         return to_text(measure_costs(model, num_blocks, config.block_size, clock))
 
     name = f"costs-smooth-{digest}-{config.weights}-{min(num_blocks, ENOUGH_BLOCKS)}"
-    return from_text(remembered(config.cache_dir, name, measured, from_text))
+
+    def check(kept: str) -> None:
+        check_costs(from_text(kept), model, config.block_size, clock)
+
+    return from_text(remembered(config.cache_dir, name, measured, check))

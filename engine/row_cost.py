@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from math import inf
 
 from engine.request import SamplingParams
 from engine.step_costs import LEAST_S, CostTable
@@ -19,6 +20,8 @@ LONG_S = 0.5
 # Few rows may cost by steps, as many as a register or a tile holds. Beyond so many they are small
 # beside the rest, and what looks like one is the noise of a measurement.
 STEPS = 8
+# Sizes by which a table that was kept is checked, and what is too much less than it says.
+CHECKED, FASTER = (1, 8), 0.75
 # Sequences, positions of context and rows of each for what context costs.
 TOGETHER, CONTEXT, MANY = 8, 512, 5
 
@@ -42,6 +45,23 @@ def measure_costs(
         return CostTable(tuple(seconds.items()))
     one, many = (_by_context(run, sequences, rows) for rows in (1, MANY))
     return CostTable(tuple(seconds.items()), one, max(0.0, many - one) / (MANY - 1))
+
+
+def check_costs(
+    table: CostTable, model: Model, block_size: int, clock: Callable[[], float]
+) -> None:
+    """Raises ValueError for a table that was measured when the machine had other things to do: a
+    pass takes much less than it says. That one takes more says nothing about the table."""
+    for size, expected in table.seconds:
+        if size not in CHECKED:
+            continue
+        least = inf
+        for _ in range(REPETITIONS):
+            start = clock()
+            model.run(_feeds(1, 0, size, block_size))
+            least = min(least, clock() - start)
+        if least < FASTER * expected:
+            raise ValueError(f"{size} rows take {least:.2g} s, not {expected:.2g}")
 
 
 # Seconds of a pass of so many sequences, positions of context, and rows of each.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import SamplingParams
-from engine.row_cost import LONG_S, SIZES, from_text, measure_costs, to_text
+from engine.row_cost import LONG_S, SIZES, check_costs, from_text, measure_costs, to_text
 from engine.step_costs import FREE, CostTable, StepCosts
 from engine.timed_model import TimedModel
 from engine.types import Drawn, Feed
@@ -136,6 +137,15 @@ def test_a_size_that_came_out_slow_makes_no_rows_look_cheap(
     if not late:
         for rows in SIZES:
             assert table[rows] * 1e4 == pytest.approx(seconds(rows), rel=0.05)
+
+
+@pytest.mark.parametrize(("speed", "fine"), [(2.0, True), (1.0, True), (0.8, True), (0.6, False)])
+def test_a_table_of_a_busy_machine_is_found_out(speed: float, fine: bool) -> None:
+    model = Timed(1e-3, 1e-4)
+    table = measure_costs(model, BLOCKS, BLOCK, lambda: model.now)
+    later = Timed(speed * 1e-3, speed * 1e-4)
+    with nullcontext() if fine else pytest.raises(ValueError, match="1 rows take"):
+        check_costs(table, later, BLOCK, lambda: later.now)
 
 
 def test_a_pool_of_one_block_measures_what_fits() -> None:
