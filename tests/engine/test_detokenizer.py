@@ -160,6 +160,21 @@ def test_leading_blanks_are_kept_after_a_special_token(kind: str) -> None:
     assert "".join(pieces) + tail == "in do"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_without_a_text_counts(kind: str) -> None:
+    """A decoder strips the first blank of prompt and output together, and special tokens are not
+    in its way: after a prompt that is that blank alone, all of the output is kept."""
+    tokenizer = KINDS[kind]()
+    end, blanks = tokenizer.token_to_id(END), encode(tokenizer, " do")[:1]
+    textless = [i for i in range(tokenizer.get_vocab_size()) if not tokenizer.decode([i])]
+    assert end in textless
+    for token in textless:
+        for prompt in ([token], [end, token], [token, end], [end, token, end, end]):
+            for ids in ([token], [token, token], blanks, [*blanks, token], [token, end, *blanks]):
+                pieces, tail = stream(tokenizer, prompt, ids)
+                assert "".join(pieces) + tail == continuation(tokenizer, prompt, ids), (prompt, ids)
+
+
 def test_a_prompt_that_ends_in_byte_tokens_leaves_the_output_whole() -> None:
     tokenizer = byte_fallback()
     prompt, ids = encode(tokenizer, "do 東京の夜"), encode(tokenizer, "静か")[1:]
