@@ -21,7 +21,7 @@ SCORING = 0.05  # of the time
 MOST_HELD_OUT, TOKENS = 24, 80  # documents that the scores are of; tokens of each
 # Fewer sequences at once, every draft verified: a token takes so many times as long as in writing.
 SLOWER = 3.0
-BATCHES = 8
+BATCHES = 16
 KV_MIB = 256
 
 

@@ -32,11 +32,11 @@ class Schedule:
     from so much of the training on as `deeper` says."""
 
     steps: int
-    windows: int = 8
+    windows: int = 4
     length: int = 192
     depth: int = 3
     deeper: tuple[float, ...] = (0.0, 0.15, 0.5)
-    rate: float = 1.2e-3
+    rate: float = 3e-3
 
     def rate_at(self, step: int) -> float:
         """Cosine, after a warm-up."""
