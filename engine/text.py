@@ -136,10 +136,10 @@ def _context(decode: Callable[[list[int]], str], prompt: Seq[int]) -> list[int]:
     """The end of the prompt: so much that it has a text (a special token has none) and begins
     with a whole character. All of it where none has a text: it may be the blank that a decoder
     strips from the first id."""
-    tail: list[int] = []
+    tail, text = list[int](), ""
     for n in range(1, min(len(prompt), MOST_CONTEXT) + 1):
         tail = list(prompt[-n:])
         text = decode(tail)
         if text and not text.startswith(UNFINISHED):
             return tail
-    return [] if decode(tail) else tail
+    return [] if text else tail
